@@ -1,0 +1,273 @@
+"""From a target's TOML file to a lock: every value explicit, a canonical form, a SHA-256 digest.
+
+The digest is taken over the target's values, the prompt's text and the recipe's digest. It is the same on every machine and for every
+order of keys. An override is a new lock with another digest and the list of what differs; such a run is open, never locked.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from config.canonical import sha256_bytes, sha256_file, sha256_json
+from config.errors import UsageError
+from config.schema import Model, Name, Sha256, Target
+
+ROOT = Path(__file__).resolve().parent
+TARGETS = ROOT / "targets"
+PROMPTS = ROOT / "prompts"
+LOCKS = ROOT / "locks"
+RECIPE_FILES = ("image.toml", "requirements.lock")
+UNLOCKED = ("defaults", "title", "notes")
+
+
+class Recipe(Model):
+    """What an image is made from. A file that does not exist yet is null: the recipe is then incomplete, and says so."""
+
+    image: Name
+    files: dict[str, Sha256 | None]
+    sha256: Sha256
+
+
+class Override(Model):
+    """One value that differs from the target's own."""
+
+    key: str
+    locked: Any
+    value: Any
+
+
+class Lock(Model):
+    """A resolved target. `values` is everything that the digest covers."""
+
+    schema_version: int = Field(default=1, ge=1, le=1)
+    target: Name
+    digest: Sha256
+    base_digest: Sha256 = Field(description="the digest of the target without overrides")
+    overrides: tuple[Override, ...] = Field(default=(), strict=False)
+    values: dict[str, Any]
+
+    @property
+    def resolved(self) -> Target:
+        """The values as the typed target (titles, notes and defaults are not part of a lock)."""
+        values = {key: value for key, value in self.values.items() if key != "recipe_files"}
+        return Target.model_validate({**values, "title": "", "defaults": _lock_defaults(values)}, strict=False)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The image recipe that the digest covers."""
+        return Recipe.model_validate(self.values["recipe_files"])
+
+    def recomputed_digest(self) -> str:
+        """The digest as the values give it; equal to `digest` unless somebody changed one of the two."""
+        return sha256_json(self.values)
+
+
+def _lock_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"arms": list(values["arms"]), "samples": 1}
+
+
+def target_names() -> list[str]:
+    """Names of the targets that ship, sorted."""
+    return sorted(path.stem for path in TARGETS.glob("*.toml"))
+
+
+def prompt_names() -> list[str]:
+    """Names of the prompts that ship, sorted."""
+    return sorted(path.stem for path in PROMPTS.glob("*.txt"))
+
+
+def recipes_root() -> Path:
+    """The folder of image recipes: `images/` of a checkout, or its copy inside an installed distribution."""
+    checkout = ROOT.parent / "images"
+    return checkout if checkout.is_dir() else ROOT / "_recipes"
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """A hint that names the closest known name, or lists them all."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def read_recipe(image: str) -> Recipe:
+    """Digest the recipe files of one image.
+
+    Raises:
+        UsageError: there is no such image.
+    """
+    folder = recipes_root() / image
+    if not folder.is_dir():
+        known = sorted(path.name for path in recipes_root().glob("*") if path.is_dir())
+        raise UsageError(f"image recipe {image!r} does not exist", remedy=nearest(image, known))
+    files = {name: sha256_file(folder / name) if (folder / name).is_file() else None for name in RECIPE_FILES}
+    return Recipe(image=image, files=files, sha256=sha256_json(files))
+
+
+def read_prompt(name: str) -> str:
+    """The text of a shipped prompt, without a trailing newline.
+
+    Raises:
+        UsageError: there is no such prompt.
+    """
+    path = PROMPTS / f"{name}.txt"
+    if name not in prompt_names():
+        raise UsageError(f"prompt {name!r} does not exist", remedy=nearest(name, prompt_names()))
+    return path.read_bytes().decode("utf-8").removesuffix("\n")
+
+
+def load_target(name: str, overrides: Sequence[str] = ()) -> Target:
+    """Read and check one target file, with `section.key=value` overrides applied before the check.
+
+    Raises:
+        UsageError: the target, a key or a value is not one that exists.
+    """
+    return _validated(name, _apply(_read(name), overrides))
+
+
+def resolve(name: str, overrides: Sequence[str] = ()) -> Lock:
+    """Resolve a target to its lock.
+
+    Args:
+        name: a target of `target_names()`.
+        overrides: `section.key=value` each; the value is TOML, or taken as a string where TOML cannot read it.
+
+    Raises:
+        UsageError: the target, a key or a value is not one that exists.
+    """
+    raw = _read(name)
+    base = _values(_validated(name, raw))
+    values = _values(_validated(name, _apply(raw, overrides))) if overrides else base
+    differences = tuple(_differences(base, values))
+    return Lock(
+        target=name, digest=sha256_json(values), base_digest=sha256_json(base), overrides=differences, values=values
+    )
+
+
+def shipped_locks() -> dict[str, Lock]:
+    """Every lock that ships, of this release and earlier ones, by digest."""
+    locks = (Lock.model_validate_json(path.read_bytes()) for path in sorted(LOCKS.glob("*.json")))
+    return {lock.digest: lock for lock in locks}
+
+
+def lock_json(lock: Lock) -> bytes:
+    """The bytes of lock.json: readable, and stable."""
+    return (json.dumps(lock.model_dump(mode="json"), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def lock_file_name(lock: Lock) -> str:
+    """The name under which a lock ships in config/locks."""
+    return f"{lock.target}-{lock.digest[:12]}.json"
+
+
+def _read(name: str) -> dict[str, Any]:
+    if name not in target_names():
+        raise UsageError(f"target {name!r} does not exist", remedy=nearest(name, target_names()))
+    return tomllib.loads((TARGETS / f"{name}.toml").read_text("utf-8"))
+
+
+def _validated(name: str, raw: Mapping[str, Any]) -> Target:
+    try:
+        target = Target.model_validate(raw)
+    except ValidationError as error:
+        raise UsageError(
+            f"target {name!r}: {describe(error, raw)}", remedy="`sol print` shows every key and value"
+        ) from None
+    if target.name != name:
+        raise UsageError(f"target file {name}.toml calls itself {target.name!r}", remedy="make the two names equal")
+    return target
+
+
+def _values(target: Target) -> dict[str, Any]:
+    values = target.model_dump(mode="json", exclude=set(UNLOCKED))
+    request = values["request"]
+    request["prompt_text"] = request["prompt_text"] or read_prompt(request["prompt"])
+    digest = sha256_bytes(request["prompt_text"].encode())
+    if request["prompt_sha256"] not in ("", digest):
+        raise UsageError(
+            f"prompt {request['prompt']!r} has SHA-256 {digest}",
+            needed=f"request.prompt_sha256 = {request['prompt_sha256']}",
+            remedy="set request.prompt_sha256 to the text's own digest, or leave it empty",
+        )
+    request["prompt_sha256"] = digest
+    values["recipe_files"] = read_recipe(target.recipe).model_dump(mode="json")
+    return values
+
+
+def describe(error: ValidationError, raw: Mapping[str, Any]) -> str:
+    """One line a fault of a validation error, unknown keys with the nearest known name."""
+    return "; ".join(_describe_one(fault) for fault in error.errors())
+
+
+def _describe_one(fault: Any) -> str:
+    where = [str(part) for part in fault["loc"]]
+    key = ".".join(where)
+    if fault["type"] == "extra_forbidden":
+        known = _known_keys(where[:-1])
+        return f"unknown key {key!r}; {nearest(where[-1], known)}"
+    if fault["type"] == "missing":
+        return f"key {key!r} is missing"
+    return f"{key or 'target'}: {fault['msg']} (found {fault.get('input')!r})" if key else str(fault["msg"])
+
+
+def _known_keys(where: Sequence[str]) -> list[str]:
+    """Names allowed below a place in a target file; over a choice of tables, the names of all of them."""
+    schema: dict[str, Any] = Target.model_json_schema()
+    nodes = [schema]
+    for part in where:
+        children = (node.get("properties", {}).get(part, node.get("additionalProperties")) for node in nodes)
+        branches = [branch for child in children if isinstance(child, dict) for branch in child.get("oneOf", [child])]
+        nodes = [schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node for node in branches]
+    return sorted({name for node in nodes for name in node.get("properties", {})})
+
+
+_ASSIGNMENT = re.compile(r"^(?P<key>[A-Za-z_][\w-]*(?:\.[\w-]+)*)=(?P<value>.*)$", re.DOTALL)
+
+
+def _apply(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads(json.dumps(raw))
+    for assignment in overrides:
+        match = _ASSIGNMENT.match(assignment)
+        if match is None:
+            raise UsageError(
+                f"override {assignment!r} is not of the form section.key=value", remedy="--set sol_attn.tau=0.5"
+            )
+        *sections, key = match["key"].split(".")
+        node = tree
+        for section in sections:
+            child = node.setdefault(section, {})
+            if not isinstance(child, dict):
+                raise UsageError(
+                    f"override {assignment!r}: {section!r} is a value, not a section",
+                    remedy="`sol print` shows the keys",
+                )
+            node = child
+        node[key] = _parse(match["value"])
+        if sections == ["request"] and key in ("prompt", "prompt_text"):
+            node["prompt_sha256"] = ""  # the digest follows the text that was asked for
+            if key == "prompt":
+                node.pop("prompt_text", None)
+        if sections == ["request"] and key == "num_inference_steps" and isinstance(node[key], int):
+            node["forwards"] = node[key] - 1  # follows from the steps; see Request
+    return tree
+
+
+def _parse(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _differences(base: Any, values: Any, prefix: str = "") -> Iterator[Override]:
+    if isinstance(base, dict) and isinstance(values, dict):
+        for key in sorted({*base, *values}):
+            yield from _differences(base.get(key), values.get(key), f"{prefix}.{key}" if prefix else key)
+    elif base != values:
+        yield Override(key=prefix, locked=base, value=values)

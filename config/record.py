@@ -1,0 +1,519 @@
+"""The run record: the door between what runs and what judges. Both sides read these models; `python -m config.schemas` writes them as JSON Schema.
+
+A record is a directory:
+
+    lock.json, environment.json, signer.json, benchmark.json, attestation.json, status
+    arms/<arm>/events-rank<N>.jsonl, gate-rank<N>.json, gate-rank<N>.safetensors, telemetry-gpu<N>.jsonl
+    arms/<arm>/sample-<n>/timing.json, out.mp4
+
+Times are seconds of a monotonic clock unless a name says otherwise; sample 0 is the warm-up.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, TypeAdapter
+
+from config.schema import ArmName, Model, Sha256
+
+SCHEMA_VERSION = 1
+DETACHABLE_SUFFIXES = (".mp4", ".safetensors")
+LOCK, ENVIRONMENT, SIGNER, BENCHMARK, ATTESTATION, STATUS = (
+    "lock.json",
+    "environment.json",
+    "signer.json",
+    "benchmark.json",
+    "attestation.json",
+    "status",
+)
+UtcTime = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+Phase = Literal["warmup", "measured"]
+Outcome = Literal["complete", "gate_failed", "aborted", "error"]
+
+
+class Status(Model):
+    """`status`: one line of JSON. `pid` lets a reader on the same machine see that a running record's process is gone."""
+
+    state: Literal["running", "complete", "aborted"]
+    reason: str = ""
+    pid: int = 0
+    host_hash: str = Field(
+        default="", description="SHA-256 prefix of the boot id: a pid means something on that boot only"
+    )
+
+
+class Signer(Model):
+    """`signer.json`: the public key that signs the record. It makes a record checkable; it does not make it trusted."""
+
+    keyid: Sha256
+    keytype: Literal["ed25519"]
+    scheme: Literal["ed25519"]
+    public: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+# --- environment.json -------------------------------------------------------------------------------------------------
+
+
+class Package(Model):
+    """An installed distribution. `record_sha256` is the digest of its RECORD file, which lists the hash of each of its files."""
+
+    name: str
+    version: str
+    record_sha256: Sha256 | None
+
+
+class CheckpointFile(Model):
+    """One file that the run loaded, relative to the checkpoint's root."""
+
+    path: str
+    bytes: int = Field(ge=0)
+    sha256: Sha256
+
+
+class CheckpointFound(Model):
+    """The weights that were there. `sha256` is the digest of the canonical list of files."""
+
+    kind: Literal["hub", "synthetic"]
+    revision: str
+    sha256: Sha256
+    files: tuple[CheckpointFile, ...] = Field(strict=False)
+
+
+class Gpu(Model):
+    """One visible GPU. The UUID is hashed: it tells two boards apart without naming one."""
+
+    index: int
+    name: str
+    uuid_sha256: Sha256
+    compute_capability: str
+    memory_mib: int
+    power_limit_w: float | None
+    sm_clock_max_mhz: int | None
+    ecc: bool | None
+    mig: bool | None
+
+
+class Cpu(Model):
+    """Processor model, logical cores that the process may use, and threads that torch was given."""
+
+    model: str
+    cores: int
+    torch_threads: int
+
+
+class Environment(Model):
+    """`environment.json`: what a stranger needs to judge comparability. No serial number, host name, path or secret."""
+
+    schema_version: Literal[1] = 1
+    captured_at: UtcTime
+    image_digest: str = Field(description="the container image, or empty outside one")
+    recipe_sha256: Sha256
+    source_revision: str = Field(
+        description="git commit of the bundle, with + when the tree was changed; empty if unknown"
+    )
+    python: str
+    os: str
+    kernel: str
+    packages: tuple[Package, ...] = Field(strict=False)
+    sglang_sources: dict[str, Sha256] = Field(
+        description="SHA-256 of the installed SGLang sources that the seams rely on"
+    )
+    torch: str
+    cuda: str = Field(description="CUDA of the torch build; empty on a CPU build")
+    driver: str
+    cpu: Cpu
+    memory_total_mib: int
+    memory_available_mib: int
+    gpus: tuple[Gpu, ...] = Field(strict=False)
+    ffmpeg: str
+    checkpoint: CheckpointFound
+    env: dict[str, str] = Field(description="the locked environment variables as the run set them")
+    differences: tuple[str, ...] = Field(
+        default=(), strict=False, description="what makes the run open beside overrides, one sentence each"
+    )
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+class Event(Model):
+    """Base of one line of events-rank<N>.jsonl. `t` is seconds since the arm started; `seq` counts from 0 per writer."""
+
+    t: float = Field(ge=0)
+    seq: int = Field(ge=0)
+    source: Literal["driver", "worker"]
+
+
+class ArmStart(Event):
+    """A process of the arm began. `seams` are the replacements that were installed, in order; a stock arm has observers only."""
+
+    event: Literal["arm_start"] = "arm_start"
+    arm: ArmName
+    rank: int
+    seams: tuple[str, ...] = Field(strict=False)
+    notes: tuple[str, ...] = Field(default=(), strict=False)
+
+
+class LoadEnd(Event):
+    """The pipeline is ready. Seconds from process start."""
+
+    event: Literal["load_end"] = "load_end"
+    seconds: float
+
+
+class RequestStart(Event):
+    """A request goes in. Driver and worker write one each."""
+
+    event: Literal["request_start"] = "request_start"
+    sample: int = Field(ge=0)
+    phase: Phase
+    seed: int
+    num_inference_steps: int
+
+
+class Layout(Event):
+    """The packed document as the worker found it from the tokens. Ranges are half-open rows."""
+
+    event: Literal["layout"] = "layout"
+    sample: int
+    total_tokens: int
+    live_tokens: int
+    text: tuple[int, int] = Field(strict=False)
+    condition: tuple[int, int] | None = Field(strict=False)
+    audio: tuple[int, int] = Field(strict=False)
+    video: tuple[int, int] = Field(strict=False)
+    sink: tuple[int, int] = Field(strict=False, description="after the target's policy; equal ends: none")
+    dense_rows: tuple[int, int] = Field(strict=False)
+    cu_seqlens: tuple[int, ...] = Field(strict=False)
+
+
+class CacheDecision(Event):
+    """One decision of TeaCache or FirstBlockCache with the signal it was taken from."""
+
+    event: Literal["cache_decision"] = "cache_decision"
+    sample: int
+    step: int
+    kind: Literal["teacache", "firstblockcache"]
+    action: Literal["compute", "reuse"]
+    reason: Literal["warmup", "cooldown", "initialize", "threshold", "below_threshold", "shape_change"]
+    signal: float | None = Field(description="relative L1")
+    rescaled: float | None = Field(description="TeaCache: the polynomial of the signal")
+    accumulator: float | None = Field(description="TeaCache: after the decision, hence 0 on compute")
+
+
+class Attention(Event):
+    """One attention call of a main block: what really ran. Dense calls of one forward are summed up in one event (`layers`)."""
+
+    event: Literal["attention"] = "attention"
+    sample: int
+    step: int
+    layers: tuple[int, ...] = Field(strict=False)
+    backend: str
+    mode: Literal["dense", "sparse"]
+    blocks: int = Field(default=0, ge=0, description="query (= key) blocks of the live document; 0 for dense")
+    routed: tuple[int, ...] = Field(
+        default=(), strict=False, description="per head: exact key blocks summed over query blocks"
+    )
+
+
+class Step(Event):
+    """One DiT forward. Seconds of the model call alone, device synchronised."""
+
+    event: Literal["step"] = "step"
+    sample: int
+    step: int
+    seconds: float
+    timestep: float = Field(description="largest timestep of the forward")
+
+
+class GateDone(Event):
+    """The gate ran; the numbers are in gate-rank<N>.json."""
+
+    event: Literal["gate"] = "gate"
+    sample: int
+    step: int
+    layer: int
+    passed: bool
+
+
+class Memory(Event):
+    """Peak memory of a request: the process's resident set, and the allocator's on a GPU (0 on a CPU)."""
+
+    event: Literal["memory"] = "memory"
+    sample: int
+    rss_mib: float
+    allocated_mib: float
+    reserved_mib: float
+
+
+class Stage(Event):
+    """One pipeline stage of a request."""
+
+    event: Literal["stage"] = "stage"
+    sample: int
+    name: str
+    seconds: float
+
+
+class OffloadLoads(Event):
+    """Layer loads of the layer-wise offload during a request, per component."""
+
+    event: Literal["offload"] = "offload"
+    sample: int
+    loads: dict[str, int]
+
+
+class RequestEnd(Event):
+    """The request came back. `seconds` is the driver's own stopwatch around the whole call (its worker twin: the denoising loop)."""
+
+    event: Literal["request_end"] = "request_end"
+    sample: int
+    seconds: float
+    forwards: int | None = None
+
+
+class ArmEnd(Event):
+    """The arm's last line. A file without it was cut."""
+
+    event: Literal["arm_end"] = "arm_end"
+    outcome: Outcome
+    reason: str = ""
+
+
+AnyEvent = Annotated[
+    ArmStart
+    | LoadEnd
+    | RequestStart
+    | Layout
+    | CacheDecision
+    | Attention
+    | Step
+    | GateDone
+    | Memory
+    | Stage
+    | OffloadLoads
+    | RequestEnd
+    | ArmEnd,
+    Field(discriminator="event"),
+]
+EVENT: TypeAdapter[Any] = TypeAdapter(AnyEvent)
+
+
+# --- gate-rank<N>.json ------------------------------------------------------------------------------------------------
+
+
+class ErrorStats(Model):
+    """max|d|, mean|d| and ||d|| / max(||reference||, 1e-12) of d = output - reference."""
+
+    max_abs: float
+    mean_abs: float
+    rel_l2: float
+
+
+class GateLimits(Model):
+    """Limits as the lock gives them; a gate passes when every statistic is at most its limit."""
+
+    max_abs: float
+    mean_abs: float
+    rel_l2: float
+
+
+class GateSlice(Model):
+    """Which part of the call is stored in gate-rank<N>.safetensors, and with what options it was computed.
+
+    Tensors: `k`, `v` [T, D] and `q`, `all_exact`, `sdpa`, `real_tau` [rows, D] of head `head`, BF16; `rows` int64 [rows], the token of each
+    stored row; `route_counts` int32 [N, H].
+    """
+
+    head: int
+    blocks: tuple[int, ...] = Field(strict=False, description="query blocks whose rows are stored")
+
+
+class GateReport(Model):
+    """The Real-QKV gate of one rank, at the first sparse call of the warm-up."""
+
+    schema_version: Literal[1] = 1
+    rank: int
+    sample: int
+    step: int
+    layer: int
+    backend: str
+    shape: tuple[int, int, int, int] = Field(strict=False, description="[1, T, H, D] of the live document")
+    scale: float
+    gate_tau: float
+    tau: float
+    thresh_type: Literal["diag", "exact"]
+    sink: tuple[int, int] = Field(strict=False)
+    dense_rows: tuple[int, int] = Field(strict=False)
+    limits: GateLimits
+    against_sdpa: ErrorStats = Field(
+        description="everything routed, against BF16 SDPA: the published definition, and what gates"
+    )
+    against_fp32: ErrorStats = Field(description="the same output against an FP32 softmax; reported")
+    sdpa_against_fp32: ErrorStats = Field(
+        description="BF16 SDPA against the FP32 softmax: how much of the error is the reference's own"
+    )
+    rejudged_rows: int = Field(description="(row, head) pairs beyond max_abs that were judged again by FP32")
+    rejudged_failed: int
+    finite: bool
+    real_tau: ErrorStats = Field(description="the arm's own options against BF16 SDPA; reported, not gating")
+    passed: bool
+    slice: GateSlice
+
+
+# --- sample-<n>/timing.json -------------------------------------------------------------------------------------------
+
+
+class Media(Model):
+    """What was decoded from out.mp4. `frames_sha256` covers the planes of every decoded yuv420p frame, in order."""
+
+    file_sha256: Sha256
+    frames_sha256: Sha256
+    width: int
+    height: int
+    frames: int
+    fps: float
+    duration_seconds: float
+    video_codec: str
+    audio_codec: str
+    audio_sample_rate: int
+    audio_channels: int
+    audio_seconds: float
+
+
+class Timing(Model):
+    """One request as the driver timed it, beside what SGLang's own metrics say (milliseconds there, kept as they came)."""
+
+    schema_version: Literal[1] = 1
+    sample: int
+    phase: Phase
+    seed: int
+    num_inference_steps: int
+    seconds: float = Field(description="own monotonic stopwatch around the whole request")
+    sglang_total_ms: float | None
+    sglang_stages_ms: dict[str, float]
+    sglang_steps_ms: tuple[float, ...] = Field(strict=False)
+    media: Media
+
+
+# --- benchmark.json ---------------------------------------------------------------------------------------------------
+
+
+class Series(Model):
+    """All values of a figure, and what follows from them. Standard deviation with n - 1; 0 for n = 1 would claim too much, so it is null."""
+
+    values: tuple[float, ...] = Field(strict=False, min_length=1)
+    n: int
+    median: float
+    mean: float
+    minimum: float
+    maximum: float
+    stdev: float | None
+
+
+class CacheCounts(Model):
+    """Decisions of one sample. `pattern` has a C or R a step."""
+
+    calls: int
+    compute: int
+    reuse: int
+    reuse_rate: float
+    pattern: str
+
+
+class Density(Model):
+    """Share of (query block, key block, head) triples that a sparse call computed exactly.
+
+    `first`: the first sparse call of the request. `mean`: over all its sparse calls, each with equal weight.
+    """
+
+    calls: int
+    first: float
+    mean: float
+    minimum: float
+    maximum: float
+
+
+class SampleResult(Model):
+    """One request of an arm."""
+
+    sample: int
+    phase: Phase
+    seed: int
+    seconds: float
+    denoise_seconds: float
+    forwards: int
+    step_seconds: tuple[float, ...] = Field(strict=False)
+    sparse_forwards: int
+    dense_backends: tuple[str, ...] = Field(strict=False)
+    sparse_backends: tuple[str, ...] = Field(strict=False)
+    cache: CacheCounts | None
+    density: Density | None
+    file_sha256: Sha256
+    frames_sha256: Sha256
+    peak_rss_mib: float
+    peak_reserved_mib: float
+
+
+class GateSummary(Model):
+    """The gate over all ranks: the worst of each statistic."""
+
+    passed: bool
+    ranks: int
+    max_abs: float
+    mean_abs: float
+    rel_l2: float
+
+
+class ArmResult(Model):
+    """One arm. Figures of measured samples only; the warm-up stands apart. A gated-out arm has no timing."""
+
+    outcome: Outcome
+    reason: str
+    live_tokens: int | None
+    prefix_tokens: int | None
+    load_seconds: float | None
+    gate: GateSummary | None
+    warmup: SampleResult | None
+    samples: tuple[SampleResult, ...] = Field(strict=False)
+    seconds: Series | None
+    denoise_seconds: Series | None
+
+
+class Ratio(Model):
+    """How many times as fast `arm` was as `baseline`: medians of measured seconds, divided."""
+
+    arm: ArmName
+    baseline: ArmName
+    seconds: float
+    denoise_seconds: float
+
+
+class Benchmark(Model):
+    """`benchmark.json`: derived from the raw files of the record, and from nothing else."""
+
+    schema_version: Literal[1] = 1
+    target: str
+    lock_digest: Sha256
+    locked: bool = Field(description="no override and no difference of environment")
+    weights: Literal["hub", "synthetic"]
+    arms: dict[ArmName, ArmResult]
+    ratios: tuple[Ratio, ...] = Field(strict=False)
+
+
+# --- attestation.json -------------------------------------------------------------------------------------------------
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://in-toto.io/attestation/test-result/v0.1"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+MODELS: dict[str, Any] = {
+    "status": Status,
+    "signer": Signer,
+    "environment": Environment,
+    "event": AnyEvent,
+    "gate": GateReport,
+    "timing": Timing,
+    "benchmark": Benchmark,
+}
