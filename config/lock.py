@@ -1,11 +1,13 @@
 """From a target's TOML file to a lock: every value explicit, a canonical form, a SHA-256 digest.
 
-The digest is taken over the target's values, the prompt's text and the recipe's digest. It is the same on every machine and for every
-order of keys. An override is a new lock with another digest and the list of what differs; such a run is open, never locked.
+The digest is taken over the target's values, the prompt's text and the recipe's digest. It is the same on every machine
+and for every order of keys. An override is a new lock with another digest and the list of what differs; such a run is
+open, never locked.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
@@ -14,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import rfc8785
 from pydantic import Field, ValidationError
 
 from config.canonical import sha256_bytes, sha256_file, sha256_json
 from config.errors import UsageError
-from config.schema import Model, Name, Sha256, Target
+from config.schema import ARMS, Model, Name, Sha256, Target
 
 ROOT = Path(__file__).resolve().parent
 TARGETS = ROOT / "targets"
@@ -29,7 +32,7 @@ UNLOCKED = ("defaults", "title", "notes")
 
 
 class Recipe(Model):
-    """What an image is made from. A file that does not exist yet is null: the recipe is then incomplete, and says so."""
+    """What an image is made from. A file that does not exist yet is null: the recipe is incomplete, and says so."""
 
     image: Name
     files: dict[str, Sha256 | None]
@@ -58,7 +61,7 @@ class Lock(Model):
     def resolved(self) -> Target:
         """The values as the typed target (titles, notes and defaults are not part of a lock)."""
         values = {key: value for key, value in self.values.items() if key != "recipe_files"}
-        return Target.model_validate({**values, "title": "", "defaults": _lock_defaults(values)}, strict=False)
+        return Target.model_validate({**values, "title": "", "defaults": _lock_defaults(values)})
 
     @property
     def recipe(self) -> Recipe:
@@ -71,7 +74,7 @@ class Lock(Model):
 
 
 def _lock_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"arms": list(values["arms"]), "samples": 1}
+    return {"arms": [arm for arm in ARMS if arm in values["arms"]], "samples": 1}
 
 
 def target_names() -> list[str]:
@@ -145,9 +148,7 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Lock:
     base = _values(_validated(name, raw))
     values = _values(_validated(name, _apply(raw, overrides))) if overrides else base
     differences = tuple(_differences(base, values))
-    return Lock(
-        target=name, digest=sha256_json(values), base_digest=sha256_json(base), overrides=differences, values=values
-    )
+    return Lock(target=name, digest=_digest(values), base_digest=_digest(base), overrides=differences, values=values)
 
 
 def shipped_locks() -> dict[str, Lock]:
@@ -169,7 +170,10 @@ def lock_file_name(lock: Lock) -> str:
 def _read(name: str) -> dict[str, Any]:
     if name not in target_names():
         raise UsageError(f"target {name!r} does not exist", remedy=nearest(name, target_names()))
-    return tomllib.loads((TARGETS / f"{name}.toml").read_text("utf-8"))
+    try:
+        return tomllib.loads((TARGETS / f"{name}.toml").read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"target file {name}.toml is not TOML: {error}", remedy="restore the shipped file") from None
 
 
 def _validated(name: str, raw: Mapping[str, Any]) -> Target:
@@ -177,7 +181,7 @@ def _validated(name: str, raw: Mapping[str, Any]) -> Target:
         target = Target.model_validate(raw)
     except ValidationError as error:
         raise UsageError(
-            f"target {name!r}: {describe(error, raw)}", remedy="`sol print` shows every key and value"
+            f"target {name!r}: {describe(error)}", remedy="`sol print` shows every key and value"
         ) from None
     if target.name != name:
         raise UsageError(f"target file {name}.toml calls itself {target.name!r}", remedy="make the two names equal")
@@ -200,44 +204,78 @@ def _values(target: Target) -> dict[str, Any]:
     return values
 
 
-def describe(error: ValidationError, raw: Mapping[str, Any]) -> str:
-    """One line a fault of a validation error, unknown keys with the nearest known name."""
-    return "; ".join(_describe_one(fault) for fault in error.errors())
+def _digest(values: Mapping[str, Any]) -> str:
+    try:
+        return sha256_json(values)
+    except rfc8785.CanonicalizationError as error:
+        raise UsageError(
+            f"a value has no canonical JSON form: {error}", needed="integers of at most 2**53 - 1 in magnitude"
+        ) from None
+
+
+def describe(error: ValidationError) -> str:
+    """The faults of a target's validation error in one line, unknown keys with the nearest known name."""
+    faults = error.errors()
+    # A wrong name of a free table ("arms.cpu") is reported at "[key]"; what is wrong below it is of no interest.
+    unknown = {fault["loc"][:-1] for fault in faults if fault["loc"][-1:] == ("[key]",)}
+    return "; ".join(
+        _describe_one(fault)
+        for fault in faults
+        if fault["loc"][-1:] == ("[key]",) or not any(fault["loc"][: len(name)] == name for name in unknown)
+    )
 
 
 def _describe_one(fault: Any) -> str:
-    where = [str(part) for part in fault["loc"]]
-    key = ".".join(where)
-    if fault["type"] == "extra_forbidden":
-        known = _known_keys(where[:-1])
-        return f"unknown key {key!r}; {nearest(where[-1], known)}"
+    loc = [str(part) for part in fault["loc"] if part != "[key]"]
+    shown, known = _walk(loc)
+    key = ".".join(shown)
+    if fault["type"] == "extra_forbidden" or "[key]" in fault["loc"]:
+        return f"unknown key {key!r}; {nearest(loc[-1], known)}"
     if fault["type"] == "missing":
         return f"key {key!r} is missing"
-    return f"{key or 'target'}: {fault['msg']} (found {fault.get('input')!r})" if key else str(fault["msg"])
+    if fault["type"] == "value_error":
+        return f"{key}: {fault['ctx']['error']}" if key else str(fault["ctx"]["error"])
+    quote = fault["type"] == "string_type" and not isinstance(fault["input"], dict | list)
+    hint = f"""; for a text write {key}='"{fault["input"]}"'""" if quote else ""
+    return f"{key or 'target'}: {fault['msg']} (found {fault['input']!r}{hint})"
 
 
-def _known_keys(where: Sequence[str]) -> list[str]:
-    """Names allowed below a place in a target file; over a choice of tables, the names of all of them."""
+def _walk(loc: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Follow a fault's place through the schema: its parts as in a target file, and the names known beside the last.
+
+    Where a table has several forms pydantic puts the chosen form's tag into the place; a file has no such level.
+    """
     schema: dict[str, Any] = Target.model_json_schema()
-    nodes = [schema]
-    for part in where:
-        children = (node.get("properties", {}).get(part, node.get("additionalProperties")) for node in nodes)
-        branches = [branch for child in children if isinstance(child, dict) for branch in child.get("oneOf", [child])]
-        nodes = [schema["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node for node in branches]
-    return sorted({name for node in nodes for name in node.get("properties", {})})
+    node: dict[str, Any] = schema
+    shown: list[str] = []
+    known: list[str] = []
+    for part in loc:
+        forms = node.get("discriminator", {}).get("mapping", {})
+        if part in forms:
+            node = schema["$defs"][forms[part].rsplit("/", 1)[1]]
+            continue
+        shown.append(part)
+        known = sorted(node.get("properties", {})) or list(node.get("propertyNames", {}).get("enum", []))
+        rest = node.get("additionalProperties")
+        node = node.get("properties", {}).get(part, rest if isinstance(rest, dict) else {})
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
+    return shown, known
 
 
 _ASSIGNMENT = re.compile(r"^(?P<key>[A-Za-z_][\w-]*(?:\.[\w-]+)*)=(?P<value>.*)$", re.DOTALL)
 
 
 def _apply(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    tree: dict[str, Any] = json.loads(json.dumps(raw))
+    tree: dict[str, Any] = copy.deepcopy(dict(raw))
     for assignment in overrides:
         match = _ASSIGNMENT.match(assignment)
         if match is None:
             raise UsageError(
                 f"override {assignment!r} is not of the form section.key=value", remedy="--set sol_attn.tau=0.5"
             )
+        if not _is_unicode(assignment):
+            raise UsageError(f"override {assignment!r} is not valid UTF-8", remedy="write the value in UTF-8")
         *sections, key = match["key"].split(".")
         node = tree
         for section in sections:
@@ -248,7 +286,8 @@ def _apply(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
                     remedy="`sol print` shows the keys",
                 )
             node = child
-        node[key] = _parse(match["value"])
+        value = _parse(match["value"])
+        node[key] = match["value"] if sections == ["env"] and not isinstance(value, str) else value
         if sections == ["request"] and key in ("prompt", "prompt_text"):
             node["prompt_sha256"] = ""  # the digest follows the text that was asked for
             if key == "prompt":
@@ -260,9 +299,18 @@ def _apply(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
 
 def _parse(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of a command line that are not UTF-8 arrive as lone surrogates
+        return False
+    return True
 
 
 def _differences(base: Any, values: Any, prefix: str = "") -> Iterator[Override]:

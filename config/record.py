@@ -1,4 +1,6 @@
-"""The run record: the door between what runs and what judges. Both sides read these models; `python -m config.schemas` writes them as JSON Schema.
+"""The run record: the door between what runs and what judges.
+
+Both sides read these models; `python -m config.schemas` writes them as JSON Schema.
 
 A record is a directory:
 
@@ -33,7 +35,7 @@ Outcome = Literal["complete", "gate_failed", "aborted", "error"]
 
 
 class Status(Model):
-    """`status`: one line of JSON. `pid` lets a reader on the same machine see that a running record's process is gone."""
+    """`status`: one line of JSON. By `pid` a reader on the same machine sees that a running record's process is gone."""
 
     state: Literal["running", "complete", "aborted"]
     reason: str = ""
@@ -56,7 +58,7 @@ class Signer(Model):
 
 
 class Package(Model):
-    """An installed distribution. `record_sha256` is the digest of its RECORD file, which lists the hash of each of its files."""
+    """An installed distribution. `record_sha256` is the digest of its RECORD file, which lists its files' hashes."""
 
     name: str
     version: str
@@ -138,7 +140,7 @@ class Environment(Model):
 
 
 class Event(Model):
-    """Base of one line of events-rank<N>.jsonl. `t` is seconds since the arm started; `seq` counts from 0 per writer."""
+    """Base of one line of events-rank<N>.jsonl. `t`: seconds since the arm started; `seq` counts from 0 per writer."""
 
     t: float = Field(ge=0)
     seq: int = Field(ge=0)
@@ -146,7 +148,7 @@ class Event(Model):
 
 
 class ArmStart(Event):
-    """A process of the arm began. `seams` are the replacements that were installed, in order; a stock arm has observers only."""
+    """A process of the arm began. `seams`: the replacements installed, in order; a stock arm has observers only."""
 
     event: Literal["arm_start"] = "arm_start"
     arm: ArmName
@@ -203,7 +205,7 @@ class CacheDecision(Event):
 
 
 class Attention(Event):
-    """One attention call of a main block: what really ran. Dense calls of one forward are summed up in one event (`layers`)."""
+    """One attention call of a main block: what really ran. Dense calls of one forward make one event (`layers`)."""
 
     event: Literal["attention"] = "attention"
     sample: int
@@ -265,7 +267,7 @@ class OffloadLoads(Event):
 
 
 class RequestEnd(Event):
-    """The request came back. `seconds` is the driver's own stopwatch around the whole call (its worker twin: the denoising loop)."""
+    """The request came back. `seconds`: the driver's stopwatch around the whole call (worker: the denoising loop)."""
 
     event: Literal["request_end"] = "request_end"
     sample: int
@@ -322,8 +324,8 @@ class GateLimits(Model):
 class GateSlice(Model):
     """Which part of the call is stored in gate-rank<N>.safetensors, and with what options it was computed.
 
-    Tensors: `k`, `v` [T, D] and `q`, `all_exact`, `sdpa`, `real_tau` [rows, D] of head `head`, BF16; `rows` int64 [rows], the token of each
-    stored row; `route_counts` int32 [N, H].
+    Tensors: `k`, `v` [T, D] and `q`, `all_exact`, `sdpa`, `real_tau` [rows, D] of head `head`, BF16; `rows` int64 [rows],
+    the token of each stored row; `route_counts` int32 [N, H].
     """
 
     head: int
@@ -383,7 +385,7 @@ class Media(Model):
 
 
 class Timing(Model):
-    """One request as the driver timed it, beside what SGLang's own metrics say (milliseconds there, kept as they came)."""
+    """One request as the driver timed it, beside what SGLang's own metrics say (in milliseconds, as they came)."""
 
     schema_version: Literal[1] = 1
     sample: int
@@ -401,7 +403,10 @@ class Timing(Model):
 
 
 class Series(Model):
-    """All values of a figure, and what follows from them. Standard deviation with n - 1; 0 for n = 1 would claim too much, so it is null."""
+    """All values of a figure, and what follows from them.
+
+    The standard deviation is taken with n - 1; 0 for n = 1 would claim too much, so it is null.
+    """
 
     values: tuple[float, ...] = Field(strict=False, min_length=1)
     n: int

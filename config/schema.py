@@ -1,7 +1,7 @@
 """The typed form of a target: every value of the published policies that a run can depend on.
 
-A target file is TOML under `config/targets/`; `config.lock` resolves it to a lock. Unknown keys are refused. Every model is
-frozen: a changed value is a new object, made by an override that the lock lists.
+A target file is TOML under `config/targets/`; `config.lock` resolves it to a lock. Unknown keys are refused. Every
+model is frozen: a changed value is a new object, made by an override that the lock lists.
 """
 
 from __future__ import annotations
@@ -24,10 +24,17 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Hardware(Model):
+class Setting(Model):
+    """Base of what a lock holds: also refuses NaN and infinities, for which canonical JSON has no form."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Hardware(Setting):
     """The machine that a target names; anything else makes a run open.
 
-    `gpu_name` is compared with the CUDA device name exactly: compute capability alone would let an L40S pass as an RTX 4090.
+    `gpu_name` is compared with the CUDA device name exactly: compute capability alone would let an L40S pass as an
+    RTX 4090.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -47,7 +54,7 @@ class Hardware(Model):
         return self
 
 
-class Checkpoint(Model):
+class Checkpoint(Setting):
     """The weights: the published ones from the hub, or synthetic ones, which can verify no published claim."""
 
     kind: Literal["hub", "synthetic"]
@@ -66,8 +73,8 @@ class Checkpoint(Model):
         return self
 
 
-class Request(Model):
-    """The measured request. `prompt` names a file of config/prompts; its text and digest are filled in when the lock is made."""
+class Request(Setting):
+    """The measured request. `prompt` names a file of config/prompts; text and digest are filled in by the lock."""
 
     task: Literal["t2va"]
     prompt: str
@@ -95,14 +102,14 @@ class Request(Model):
         return self
 
 
-class WarmUp(Model):
+class WarmUp(Setting):
     """The request before the measured ones, in the same process. The gate runs inside it."""
 
     num_inference_steps: int = Field(ge=2)
     seed: int = Field(ge=0)
 
 
-class SolAttn(Model):
+class SolAttn(Setting):
     """The sparse-attention policy (arXiv 2607.24027 and the published runtimes)."""
 
     block: Literal[64] = 64
@@ -115,7 +122,7 @@ class SolAttn(Model):
     kv_splits: Literal[1, 2, 4] = 1
 
 
-class TeaCache(Model):
+class TeaCache(Setting):
     """TeaCache: skip the whole block stack while the accumulated change of the probe stays below the threshold."""
 
     kind: Literal["teacache"]
@@ -125,14 +132,14 @@ class TeaCache(Model):
     coefficients: tuple[float, ...] = Field(min_length=1, description="polynomial, highest power first", strict=False)
 
 
-class FirstBlockCache(Model):
+class FirstBlockCache(Setting):
     """FirstBlockCache: run block 0, skip the others while its residual changed by at most the threshold."""
 
     kind: Literal["firstblockcache"]
     threshold: float = Field(gt=0)
 
 
-class Offload(Model):
+class Offload(Setting):
     """SGLang's layer-wise offload of weights to host memory; no components means everything stays on the device."""
 
     components: tuple[Literal["dit", "text_encoder", "vae"], ...] = Field(strict=False)
@@ -141,14 +148,14 @@ class Offload(Model):
     pin_cpu_memory: bool = False
 
 
-class Compile(Model):
+class Compile(Setting):
     """torch.compile of repeated blocks, with the attention core outside the graph."""
 
     enabled: bool
     regional: bool = True
 
 
-class Vae(Model):
+class Vae(Setting):
     """Where the video VAE lives and how it decodes in the arms that ask for residency."""
 
     resident_after_denoise: bool
@@ -156,7 +163,7 @@ class Vae(Model):
     tile_batch_size: int = Field(default=0, ge=0, description="0: all stacked tiles in one batch")
 
 
-class Parallel(Model):
+class Parallel(Setting):
     """How the model is spread over GPUs."""
 
     num_gpus: int = Field(ge=1)
@@ -173,7 +180,7 @@ class Parallel(Model):
         return self
 
 
-class Gate(Model):
+class Gate(Setting):
     """Limits of the Real-QKV gate: the kernel with everything routed against BF16 SDPA on the run's own Q, K, V."""
 
     tau: float = Field(description="low enough that every block is computed exactly")
@@ -183,7 +190,7 @@ class Gate(Model):
     heads: Literal["all"] = "all"
 
 
-class Arm(Model):
+class Arm(Setting):
     """What one arm switches on. `sparse` names the Sol-Attn back-end, or none."""
 
     cache: bool
@@ -199,20 +206,20 @@ class Arm(Model):
         return self
 
 
-class Measure(Model):
+class Measure(Setting):
     """What a result needs before it is compared with a published claim."""
 
     min_samples: int = Field(ge=1)
 
 
-class Defaults(Model):
+class Defaults(Setting):
     """What `sol benchmark` does when the command line is silent. Not part of the lock: it changes no sample."""
 
     arms: tuple[ArmName, ...] = Field(min_length=1, strict=False)
     samples: int = Field(ge=1)
 
 
-class Target(Model):
+class Target(Setting):
     """One hardware target with its whole policy."""
 
     schema_version: Literal[1]
@@ -247,4 +254,15 @@ class Target(Model):
             raise ValueError(f"defaults.arms names arms that the target lacks: {', '.join(missing)}")
         if any(arm.compile for arm in self.arms.values()) and not self.compile.enabled:
             raise ValueError("an arm compiles but compile.enabled is false")
+        if any(arm.vae_resident for arm in self.arms.values()) and not self.vae.resident_after_denoise:
+            raise ValueError("an arm asks for a resident VAE but vae.resident_after_denoise is false")
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_agree(self) -> Target:
+        if self.hardware.kind == "cuda" and self.hardware.gpu_count != self.parallel.num_gpus:
+            raise ValueError(
+                f"hardware.gpu_count ({self.hardware.gpu_count}) must equal "
+                f"parallel.num_gpus ({self.parallel.num_gpus})"
+            )
         return self

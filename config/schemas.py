@@ -1,4 +1,7 @@
-"""JSON Schemas of the run record, generated from the models: `python -m config.schemas` writes them, a test compares them."""
+"""JSON Schemas of the run record, generated from the models.
+
+`python -m config.schemas` writes them; a test compares them with what is committed.
+"""
 
 from __future__ import annotations
 
