@@ -35,7 +35,7 @@ Outcome = Literal["complete", "gate_failed", "aborted", "error"]
 
 
 class Status(Model):
-    """`status`: one line of JSON. By `pid` a reader on the same machine sees that a running record's process is gone."""
+    """`status`: one line of JSON. `pid` tells a reader on the same machine that the process is gone."""
 
     state: Literal["running", "complete", "aborted"]
     reason: str = ""
@@ -324,8 +324,8 @@ class GateLimits(Model):
 class GateSlice(Model):
     """Which part of the call is stored in gate-rank<N>.safetensors, and with what options it was computed.
 
-    Tensors: `k`, `v` [T, D] and `q`, `all_exact`, `sdpa`, `real_tau` [rows, D] of head `head`, BF16; `rows` int64 [rows],
-    the token of each stored row; `route_counts` int32 [N, H].
+    Tensors: `k`, `v` [T, D] and `q`, `all_exact`, `sdpa`, `real_tau` [rows, D] of head `head`, BF16; `rows` int64
+    [rows], the token of each stored row; `route_counts` int32 [N, H].
     """
 
     head: int
