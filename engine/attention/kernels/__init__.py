@@ -1,0 +1,96 @@
+"""Backend ``native``: Sol-Attn in Triton and Gluon, three steps without a synchronisation between them.
+
+1. ``summaries``: query means, key means and value sums of every 64-token block, and the statistics of the key means;
+2. ``lists``: thresholds, routes, and the compact lists that the attention step walks;
+3. ``attend_sm90`` (compute capability 9.0, tensor memory accelerator) or ``attend_pointer`` (8.0 and above).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.call import SolAttentionOptions, SolAttentionResult
+from engine.attention.kernels import attend_pointer, attend_sm90
+from engine.attention.kernels.lists import route
+from engine.attention.kernels.summaries import HEAD_DIM, summarise
+from engine.attention.routing import BLOCK
+
+MAX_TOKENS = BLOCK << 23  # block numbers and row numbers are 32-bit in the kernels
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one capability is served. variant names the attention kernel in ``result.backend``.
+
+    group: query blocks that share K/V tiles; stages: K/V tiles in flight; registers: a consumer thread's, SM90 only.
+    """
+
+    variant: str
+    group: int
+    stages: int
+    registers: int = 0
+
+
+SM90 = Plan("sm90", group=3, stages=6, registers=160)
+# A stage holds 32 KiB of K and V, a query block 16 KiB: within the 163 KiB of shared memory of SM80, the 99 KiB of SM89.
+POINTER = {(8, 0): Plan("pointer-sm80", group=1, stages=3), (8, 9): Plan("pointer-sm89", group=1, stages=2)}
+POINTER_OTHER = Plan("pointer", group=1, stages=2)
+
+
+def plan_for(capability: tuple[int, int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Plan:
+    """The plan for a device of this compute capability; a choice by shape and strides, never after a failure."""
+    if capability == (9, 0) and not any(attend_sm90.unsupported_strides(x[0]) for x in (k, v)):
+        return SM90
+    return POINTER.get(capability, POINTER_OTHER)
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, which is how they run on a CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions) -> str | None:
+    """Why the kernels cannot do the call, or None when they can."""
+    if q.shape[-1] != HEAD_DIM or q.dtype != torch.bfloat16:
+        return f"q is {tuple(q.shape)} {q.dtype}; needed: bfloat16 with {HEAD_DIM} channels a head"
+    if q.shape[1] >= MAX_TOKENS:
+        return f"{q.shape[1]} tokens; needed: fewer than {MAX_TOKENS}"
+    if q.device.type == "cpu" and interpreted():
+        return None
+    if q.device.type != "cuda":
+        return f"q is on {q.device}; needed: a CUDA device (or TRITON_INTERPRET=1 for tiny shapes on the CPU)"
+    capability = torch.cuda.get_device_capability(q.device)
+    return None if capability >= (8, 0) else f"compute capability {capability}; needed: 8.0 or higher"
+
+
+@torch.no_grad()
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: SolAttentionOptions,
+    out: torch.Tensor | None = None,
+    *,
+    plan: Plan | None = None,
+) -> SolAttentionResult:
+    """Sol-Attn of q, k, v [1, T, H, 128] bfloat16; see ``engine.attention.sol_attention`` for the rest.
+
+    plan: overrides the choice by capability (tests and the bench driver).
+    """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    if plan is None:
+        capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
+        plan = plan_for(capability, q, k, v)
+    tokens, heads = q.shape[1:3]
+    lse = torch.empty((1, tokens, heads), dtype=torch.float32, device=q.device) if options.return_lse else None
+    summaries = summarise(q, k, v, options.thresh_type)
+    lists = route(summaries, options, tokens, plan.group)
+    step = (q[0], k[0], v[0], out[0], None if lse is None else lse[0], summaries, lists, options)
+    if plan.variant == SM90.variant:
+        attend_sm90.attend(*step, stages=plan.stages, registers=plan.registers)
+    else:
+        attend_pointer.attend(*step, stages=plan.stages)
+    return SolAttentionResult(out, lists.counts, lse, f"native/{plan.variant}")

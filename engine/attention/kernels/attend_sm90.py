@@ -1,0 +1,279 @@
+"""The attention step of Sol-Attn on compute capability 9.0, in Gluon: warp-specialised, K/V tiles shared by query blocks.
+
+One program takes a group of G neighbouring query blocks of one head. A producer warp streams the K and V tiles that any of
+them needs through a ring in shared memory with the tensor memory accelerator; G warpgroups consume it, one query block
+each, and a warpgroup steps over the tiles that are not on its own block's list. So the second-level cache, which bounds a
+one-block kernel (32 KiB for 2.1 MFLOP), is asked once for a tile that several neighbours want.
+
+The stream of a sparse group: the means of all blocks in tiles of 64 (K: key means, V: value sums), then the ragged last key
+block if there is one, then the list. A dense group (query rows that attend to everything) has no means, and all key blocks.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from engine.attention.call import SolAttentionOptions
+from engine.attention.kernels.lists import Lists, dense_block_range
+from engine.attention.kernels.summaries import Summaries
+from engine.attention.routing import BLOCK, LOG2_E, num_blocks
+
+LOWEST = gl.constexpr(-1.0e38)  # below every score; finite, so that differences of two of them are no NaN
+LN_2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+def _entry(p_list, t, length, is_dense, ALL: gl.constexpr, SHIFT: gl.constexpr):
+    """Entry t of the stream's list; whatever it is behind the end. A dense group has every block and every member."""
+    e = gl.load(p_list + gl.minimum(t, length - 1), mask=(length > 0) & (is_dense == 0), other=0).to(gl.int32)
+    return gl.where(is_dense != 0, t | (ALL << SHIFT), e)
+
+
+@gluon.jit
+def _produce(
+    arguments, G: gl.constexpr, SHIFT: gl.constexpr, STAGES: gl.constexpr, BT: gl.constexpr, D: gl.constexpr
+):
+    (
+        d_k, d_v, d_k_mean, d_v_sum, k_ring, v_ring, full, empty,
+        p_list, length, mean_tiles, tail_tiles, tail_row, col_k, col_v, col_mean, is_dense,
+    ) = arguments  # fmt: skip
+    MASK: gl.constexpr = (1 << SHIFT) - 1
+    ALL: gl.constexpr = (1 << G) - 1
+    BYTES: gl.constexpr = 2 * BT * D * 2
+    e = _entry(p_list, 0, length, is_dense, ALL, SHIFT)
+    for t in range(mean_tiles + tail_tiles + length):
+        stage = t % STAGES
+        mbarrier.wait(empty.index(stage), ((t // STAGES) & 1) ^ 1)
+        mbarrier.expect(full.index(stage), BYTES)
+        if t < mean_tiles:
+            tma.async_copy_global_to_shared(d_k_mean, [t * BT, col_mean], full.index(stage), k_ring.index(stage))
+            tma.async_copy_global_to_shared(d_v_sum, [t * BT, col_mean], full.index(stage), v_ring.index(stage))
+        else:
+            s = t - mean_tiles - tail_tiles
+            row = gl.where(s < 0, tail_row, (e & MASK) * BT)
+            e = _entry(p_list, s + 1, length, is_dense, ALL, SHIFT)
+            tma.async_copy_global_to_shared(d_k, [row, col_k], full.index(stage), k_ring.index(stage))
+            tma.async_copy_global_to_shared(d_v, [row, col_v], full.index(stage), v_ring.index(stage))
+
+
+@gluon.jit
+def _scores(b_q, k_tile, S_LAYOUT: gl.constexpr, BT: gl.constexpr):
+    b_s = gl.zeros([BT, BT], gl.float32, S_LAYOUT)
+    b_s = warpgroup_mma(b_q, k_tile.permute((1, 0)), b_s, use_acc=False, is_async=True)
+    return warpgroup_mma_wait(0, deps=(b_s,))
+
+
+@gluon.jit
+def _accumulate(b_p, alpha, v_tile, acc, O_LAYOUT: gl.constexpr):
+    b_p = gl.convert_layout(b_p.to(gl.bfloat16), gl.DotOperandLayout(0, O_LAYOUT, 2))
+    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))
+    acc = acc * alpha[:, None]
+    acc = warpgroup_mma(b_p, v_tile, acc, is_async=True)
+    return warpgroup_mma_wait(0, deps=(acc,))
+
+
+@gluon.jit
+def _consume(
+    arguments,
+    MEMBER: gl.constexpr, G: gl.constexpr, SHIFT: gl.constexpr, STAGES: gl.constexpr, LSE: gl.constexpr,
+    BT: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
+    (
+        p_q, p_o, p_lse, p_list, p_bits, k_ring, v_ring, full, empty,
+        stride_qt, stride_qh, stride_ot, stride_oh,
+        c, i_head, first_block, length, mean_tiles, tail_tiles, dense_start, dense_stop, is_dense, T, N, H, words,
+    ) = arguments  # fmt: skip
+    ALL: gl.constexpr = (1 << G) - 1
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BT, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    Q_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, S_LAYOUT, 2)
+    ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    COLS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+
+    i_q = first_block + MEMBER
+    rows = i_q * BT + gl.arange(0, BT, gl.SliceLayout(1, Q_LAYOUT))
+    channels = gl.arange(0, D, gl.SliceLayout(0, Q_LAYOUT))
+    p_tile = p_q + i_head.to(gl.int64) * stride_qh + rows.to(gl.int64)[:, None] * stride_qt + channels[None, :]
+    b_q = gl.load(p_tile, mask=(rows < T)[:, None], other=0.0)  # [BT, D]
+
+    acc = gl.zeros([BT, D], gl.float32, O_LAYOUT)
+    b_max = gl.full([BT], LOWEST, gl.float32, ROWS)
+    b_sum = gl.zeros([BT], gl.float32, ROWS)
+
+    # Means, and the ragged block: tiles whose columns need a mask and a weight.
+    j = gl.arange(0, BT, COLS)
+    p_row = p_bits + (i_head.to(gl.int64) * N + gl.minimum(i_q, N - 1)) * words
+    tail = T - (N - 1) * BT
+    for t in range(mean_tiles + tail_tiles):
+        is_mean = t < mean_tiles
+        first = gl.where(is_mean, t * BT, N - 1)
+        block = first + gl.where(is_mean, j, 0)
+        bit = (gl.load(p_row + block // 32) >> (block % 32)) & 1
+        exact = (bit != 0) | (is_dense != 0)
+        live = gl.where(is_mean, (exact == 0) & (block < N), exact & (j < tail))
+        weight = gl.where(is_mean, gl.where(block == N - 1, tail, BT), 1).to(gl.float32)
+        stage = t % STAGES
+        mbarrier.wait(full.index(stage), (t // STAGES) & 1)
+        b_s = _scores(b_q, k_ring.index(stage), S_LAYOUT, BT) * c
+        b_s = gl.where(live[None, :], b_s, float("-inf"))
+        top = gl.maximum(b_max, gl.max(b_s, 1))
+        alpha = gl.exp2(b_max - top)
+        b_p = gl.exp2(b_s - top[:, None])
+        b_sum = b_sum * alpha + gl.sum(b_p * weight[None, :], 1)
+        b_max = top
+        acc = _accumulate(b_p, alpha, v_ring.index(stage), acc, O_LAYOUT)
+        gl.thread_barrier()
+        mbarrier.arrive(empty.index(stage), count=1)
+
+    before = mean_tiles + tail_tiles
+    e = _entry(p_list, 0, length, is_dense, ALL, SHIFT)
+    for s in range(length):
+        t = before + s
+        stage = t % STAGES
+        mine = (e >> (SHIFT + MEMBER)) & 1
+        e = _entry(p_list, s + 1, length, is_dense, ALL, SHIFT)
+        mbarrier.wait(full.index(stage), (t // STAGES) & 1)
+        if mine != 0:
+            b_s = _scores(b_q, k_ring.index(stage), S_LAYOUT, BT)
+            top = gl.maximum(b_max, gl.max(b_s, 1) * c)
+            alpha = gl.exp2(b_max - top)
+            b_p = gl.exp2(b_s * c - top[:, None])
+            b_sum = b_sum * alpha + gl.sum(b_p, 1)
+            b_max = top
+            acc = _accumulate(b_p, alpha, v_ring.index(stage), acc, O_LAYOUT)
+        gl.thread_barrier()
+        mbarrier.arrive(empty.index(stage), count=1)
+
+    o_rows = i_q * BT + gl.arange(0, BT, gl.SliceLayout(1, O_LAYOUT))
+    in_dense = (o_rows >= dense_start) & (o_rows < dense_stop)
+    keep = (o_rows < T) & (in_dense == (is_dense != 0))
+    b_o = acc / gl.convert_layout(b_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    o_channels = gl.arange(0, D, gl.SliceLayout(0, O_LAYOUT))
+    p_out = p_o + i_head.to(gl.int64) * stride_oh + o_rows.to(gl.int64)[:, None] * stride_ot + o_channels[None, :]
+    gl.store(p_out, b_o.to(gl.bfloat16), mask=keep[:, None])
+    if LSE:
+        b_lse = gl.convert_layout((b_max + gl.log2(b_sum)) * LN_2, gl.SliceLayout(1, O_LAYOUT))
+        gl.store(p_lse + o_rows.to(gl.int64) * H + i_head, b_lse, mask=keep)
+
+
+@gluon.jit
+def _attend_kernel(
+    d_k, d_v, d_k_mean, d_v_sum,
+    p_q, p_o, p_lse, p_lists, p_lengths, p_bits,
+    stride_qt, stride_qh, stride_kh, stride_vh, stride_ot, stride_oh,
+    c, dense_start, dense_stop, dense_skip_first, dense_skip_last, dense_groups,
+    T, N, H, groups, words,
+    G: gl.constexpr, SHIFT: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, LSE: gl.constexpr,
+    BT: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
+    # Dense groups first: each is several times a sparse one, so none may start last.
+    pid = gl.program_id(0)
+    is_dense = (pid < dense_groups * H).to(gl.int32)
+    rest = gl.where(is_dense != 0, pid, pid - dense_groups * H)
+    of_head = gl.where(is_dense != 0, dense_groups, groups)
+    i_head = rest // of_head
+    i_group = rest % of_head
+    first_block = gl.where(is_dense != 0, dense_start // BT, 0) + i_group * G
+
+    ragged = T % BT != 0
+    tail_tiles = ragged.to(gl.int32)
+    p_list = p_lists + (i_head * groups + gl.where(is_dense != 0, 0, i_group)).to(gl.int64) * N
+    length = gl.where(is_dense != 0, N - tail_tiles, gl.load(p_lengths + i_head * groups + i_group, mask=is_dense == 0, other=0))
+    mean_tiles = gl.where(is_dense != 0, 0, (N + BT - 1) // BT)
+    # A group whose blocks are all dense has nothing to do here.
+    all_dense = (is_dense == 0) & (first_block >= dense_skip_first)
+    all_dense = all_dense & (gl.minimum(first_block + G, N) <= dense_skip_last)
+    mean_tiles = gl.where(all_dense, 0, mean_tiles)
+    tail_tiles = gl.where(all_dense, 0, tail_tiles)
+
+    k_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BT, D], d_k.layout)
+    v_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BT, D], d_v.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=G)
+
+    producer = (
+        d_k, d_v, d_k_mean, d_v_sum, k_ring, v_ring, full, empty,
+        p_list, length, mean_tiles, tail_tiles, (N - 1) * BT, i_head * stride_kh, i_head * stride_vh, i_head * D, is_dense,
+    )  # fmt: skip
+    consumer = (
+        p_q, p_o, p_lse, p_list, p_bits, k_ring, v_ring, full, empty,
+        stride_qt, stride_qh, stride_ot, stride_oh,
+        c, i_head, first_block, length, mean_tiles, tail_tiles, dense_start, dense_stop, is_dense, T, N, H, words,
+    )  # fmt: skip
+    FIRST: gl.constexpr = 0
+    SECOND: gl.constexpr = 1
+    THIRD: gl.constexpr = 2
+    if G == 1:
+        gl.warp_specialize([(_consume, (consumer, FIRST, G, SHIFT, STAGES, LSE, BT, D)), (_produce, (producer, G, SHIFT, STAGES, BT, D))], [1], [24])
+    elif G == 2:
+        gl.warp_specialize(
+            [(_consume, (consumer, FIRST, G, SHIFT, STAGES, LSE, BT, D)), (_consume, (consumer, SECOND, G, SHIFT, STAGES, LSE, BT, D)), (_produce, (producer, G, SHIFT, STAGES, BT, D))],
+            [4, 1],
+            [REGISTERS, 24],
+        )
+    elif G == 3:
+        gl.warp_specialize(
+            [
+                (_consume, (consumer, FIRST, G, SHIFT, STAGES, LSE, BT, D)),
+                (_consume, (consumer, SECOND, G, SHIFT, STAGES, LSE, BT, D)),
+                (_consume, (consumer, THIRD, G, SHIFT, STAGES, LSE, BT, D)),
+                (_produce, (producer, G, SHIFT, STAGES, BT, D)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, REGISTERS, 24],
+        )
+
+
+def _matrix(x: torch.Tensor, layout: gl.NVMMASharedLayout) -> TensorDescriptor:
+    """[T, H, 128] seen as a matrix of T rows whose columns run over all heads: one descriptor for any stride of a head.
+
+    Columns of one head are [stride_h * head, + 128). Rows behind T read as zero, as the kernel relies on.
+    """
+    tokens, heads, dim = x.shape
+    return TensorDescriptor(x, [tokens, (heads - 1) * x.stride(1) + dim], [x.stride(0), 1], [BLOCK, dim], layout)
+
+
+def unsupported_strides(x: torch.Tensor) -> str | None:
+    """Why the tensor memory accelerator cannot read x [T, H, 128] bfloat16 in place, or None when it can."""
+    if x.data_ptr() % 16 or x.stride(0) % 8 or (x.shape[1] > 1 and x.stride(1) % 8):
+        return f"a tensor with strides {tuple(x.stride())} at address % 16 = {x.data_ptr() % 16}; needed: 16-byte steps"
+    return None
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    summaries: Summaries,
+    lists: Lists,
+    options: SolAttentionOptions,
+    *,
+    stages: int,
+    registers: int,
+) -> None:
+    """Fill out [T, H, 128] (and lse [T, H]) from q, k, v [T, H, 128], all bfloat16. One launch."""
+    tokens, heads, dim = q.shape
+    blocks, group = num_blocks(tokens), lists.group
+    start, stop = options.dense_rows
+    dense_blocks = num_blocks(stop) - start // BLOCK if stop > start else 0
+    dense_groups, groups = triton.cdiv(dense_blocks, group), triton.cdiv(blocks, group)
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    _attend_kernel[((dense_groups + groups) * heads,)](
+        _matrix(k, layout), _matrix(v, layout), _matrix(summaries.k_mean, layout), _matrix(summaries.v_sum, layout),
+        q, out, lse if lse is not None else summaries.mu, lists.entries, lists.lengths, lists.bits,
+        q.stride(0), q.stride(1), k.stride(1), v.stride(1), out.stride(0), out.stride(1),
+        options.scale * LOG2_E, start, stop, *dense_block_range(tokens, options.dense_rows), dense_groups,
+        tokens, blocks, heads, groups, lists.bits.shape[2],
+        G=group, SHIFT=lists.shift, STAGES=stages, REGISTERS=registers, LSE=lse is not None,
+        BT=BLOCK, D=dim, num_warps=4,
+    )  # fmt: skip
