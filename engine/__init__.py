@@ -1,1 +1,1 @@
-"""What runs: attention, caches, the seams into SGLang, checkpoints, checks of the machine, and the evidence they leave."""
+"""What runs: attention, caches, the seams into SGLang, checkpoints, checks of the machine, the evidence of a run."""

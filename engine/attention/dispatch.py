@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 
+from config.errors import EnvironmentRefused
 from engine.attention.call import Backend, SolAttentionOptions, SolAttentionResult, ThreshType, TokenRange
 
 # name -> module with `supports` and `attend` (call.Backend); imported at the first use, since the kernels need Triton
@@ -18,8 +19,8 @@ BACKENDS = {
 }
 
 
-class BackendUnsupported(RuntimeError):
-    """The backend asked for cannot do the call; the message says why. Nothing was computed and nothing else was tried."""
+class BackendUnsupported(EnvironmentRefused):
+    """The backend asked for cannot do the call; ``found`` says why. Nothing was computed, and no other was tried."""
 
 
 def _load(name: str) -> Backend:

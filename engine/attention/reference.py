@@ -1,17 +1,17 @@
 """Sol-Attn in plain PyTorch, on any device: the oracle of the kernels, and the backend of the CPU target.
 
-A block of keys that is not routed still takes part in the softmax, as if each of its tokens had the score of the mean key
-and the mean value. So the whole operator is one softmax over T tokens and N "virtual tokens" (the blocks' key means, each
-weighing as many tokens as its block holds, with the sum of the block's values), where for every query block either a
-block's tokens or its virtual token are masked. That is how it is computed here, one query block of 64 rows at a time.
+A block of keys that is not routed still takes part in the softmax, as if each of its tokens had the score of the mean
+key and the mean value. So the whole operator is one softmax over T tokens and N "virtual tokens": the blocks' key
+means, each weighing as many tokens as its block holds, with the sum of the block's values. For every query block either
+a block's tokens or its virtual token are masked. That is how it is computed here, one query block of 64 rows at a time.
 
 Rounding points in ``kernel`` precision, the default (arithmetic in float32 between them):
   1. key means and value sums stored BF16, and the BF16 stores of the ``exact`` threshold: see routing.py;
   2. probabilities rounded to BF16 before they multiply V; the denominator sums the unrounded ones. A kernel rounds
      relative to the running maximum, this file relative to the final one: the same relative error, not the same bits;
   3. the output, to the dtype of v.
-In ``float64`` precision point 2 is gone and the arithmetic is float64; the stored summaries (1) stay BF16, since they are
-part of what the operator is. A kernel's distance to it is the kernel's own rounding.
+In ``float64`` precision point 2 is gone and the arithmetic is float64; the stored summaries (1) stay BF16, since they
+are part of what the operator is. A kernel's distance to it is the kernel's own rounding.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ def sink_block_range(tokens: int, sink: TokenRange) -> tuple[int, int]:
 
 def block_sums(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Sum of each block's live tokens, [T, H, D] -> [N, H, D], accumulated in ``dtype``. Strided x is not copied."""
-    whole = x.shape[0] // BLOCK * BLOCK
-    sums = x[:whole].unflatten(0, (-1, BLOCK)).sum(1, dtype=dtype) if whole else x.new_zeros(0, *x.shape[1:], dtype=dtype)
-    return sums if whole == x.shape[0] else torch.cat((sums, x[whole:].sum(0, dtype=dtype, keepdim=True)))
+    whole, tail = divmod(x.shape[0], BLOCK)
+    sums = x[: whole * BLOCK].unflatten(0, (whole, BLOCK)).sum(1, dtype=dtype)
+    return torch.cat((sums, x[whole * BLOCK :].sum(0, dtype=dtype, keepdim=True))) if tail else sums
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,10 @@ class Summaries:
 
 
 def summarise(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype = torch.float32) -> Summaries:
-    """Summaries of q, k, v [T, H, D]. The divisor of a mean is the block's true length; values are summed, not averaged,
-    so that a block's weight is already in them."""
+    """Summaries of q, k, v [T, H, D].
+
+    The divisor of a mean is the block's true length; values are summed, so that a block's weight is already in them.
+    """
     lengths = block_lengths(q.shape[0], q.device).to(dtype)[:, None, None]
     return Summaries(
         q_mean=block_sums(q, dtype) / lengths,
