@@ -1,0 +1,123 @@
+"""An environment variable never changes a locked value."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config.env import HARMLESS, INFLUENCES, influence, refuse_influences
+from config.errors import Exit, UsageError
+from config.lock import Lock
+
+LOCKED = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+PLAIN = [
+    "PATH",
+    "HOME",
+    "LANG",
+    "HF_HOME",
+    "HF_TOKEN",
+    "HF_HUB_OFFLINE",
+    "CUDA_VISIBLE_DEVICES",
+    "XDG_CACHE_HOME",
+    "SOL_HOME",
+]
+
+
+def make_lock(env: dict[str, str]) -> Lock:
+    return Lock(target="fixture", digest="0" * 64, base_digest="0" * 64, values={"env": env})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "H3_SEED",
+        "SOL_ATTN_TAU",
+        "SGLANG_CACHE_DIT_ENABLED",
+        "SGLANG_DIFFUSION_ATTENTION_BACKEND",
+        "MINIMAX_H3_TORCH_SDPA_BACKEND",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_ALLOC_CONF",
+        "TORCHINDUCTOR_MAX_AUTOTUNE",
+        "TORCH_COMPILE_DISABLE",
+        "TORCHDYNAMO_DISABLE",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "TRITON_INTERPRET",
+        "NCCL_P2P_DISABLE",
+        "CUDA_LAUNCH_BLOCKING",
+        "NVIDIA_TF32_OVERRIDE",
+        "MKL_NUM_THREADS",
+        "LD_PRELOAD",
+    ],
+)
+def test_names_what_would_change_the_run(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        refuse_influences({"PATH": "/bin", name: "s3cret"}, make_lock(LOCKED))
+    assert name in caught.value.found
+    assert caught.value.exit_code == Exit.USAGE
+    assert f"unset {name}" in caught.value.remedy and f"--set env.{name}=" in caught.value.remedy
+    assert "s3cret" not in str(caught.value)
+
+
+def test_every_offender_is_named_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        refuse_influences({"H3_SEED": "1", "NCCL_DEBUG": "INFO", "HOME": "/"}, make_lock({}))
+    assert "unset H3_SEED NCCL_DEBUG;" in caught.value.remedy
+    assert "HOME" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *HARMLESS])
+def test_places_and_credentials_pass(name: str) -> None:
+    refuse_influences({name: "anything"}, make_lock(LOCKED))
+
+
+def test_every_exception_is_one() -> None:
+    """A name in HARMLESS that no pattern would catch is a leftover."""
+    from fnmatch import fnmatchcase
+
+    assert all(any(fnmatchcase(name, pattern) for pattern in INFLUENCES) for name in HARMLESS)
+
+
+def test_the_locked_value_passes_and_another_does_not() -> None:
+    refuse_influences(dict(LOCKED), make_lock(LOCKED))
+    with pytest.raises(UsageError, match="OMP_NUM_THREADS: the lock sets it to '1'"):
+        refuse_influences({"OMP_NUM_THREADS": "2"}, make_lock(LOCKED))
+
+
+def test_a_variable_of_the_lock_alone_is_compared_too() -> None:
+    """`--set env.NAME=...` may lock a variable that no pattern knows."""
+    assert influence("ANYTHING") is None
+    with pytest.raises(UsageError, match="ANYTHING"):
+        refuse_influences({"ANYTHING": "1"}, make_lock({"ANYTHING": "2"}))
+
+
+names = st.one_of(
+    st.sampled_from(PLAIN),
+    st.sampled_from(sorted(HARMLESS)),
+    st.sampled_from(sorted(INFLUENCES)).map(lambda pattern: pattern.replace("*", "X")),
+    st.text("ABCDEFHMNOPRSTX_0123", min_size=1, max_size=12),
+)
+environments = st.dictionaries(names, st.sampled_from(["", "0", "1", "false"]), max_size=8)
+
+
+@given(environ=environments, locked=environments)
+def test_refused_exactly_where_a_name_matters_and_the_lock_disagrees(
+    environ: dict[str, str], locked: dict[str, str]
+) -> None:
+    offenders = {
+        name
+        for name, value in environ.items()
+        if (locked[name] != value if name in locked else influence(name) is not None)
+    }
+    if not offenders:
+        refuse_influences(environ, make_lock(locked))
+        return
+    with pytest.raises(UsageError) as caught:
+        refuse_influences(environ, make_lock(locked))
+    lines = [line.strip().split(":")[0] for line in caught.value.found.splitlines()[1:]]
+    assert set(lines) == offenders
+
+
+@given(environ=environments)
+def test_passing_everything_on_makes_any_environment_acceptable(environ: dict[str, str]) -> None:
+    refuse_influences(environ, make_lock(environ))
