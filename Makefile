@@ -1,0 +1,35 @@
+# The two commands are `make demo` and `make test`; each sets up what it needs first (scripts/bootstrap.sh).
+# SOL_VENV=DIR puts the virtual environment elsewhere, SOL_PYTHON=PYTHON builds it with another Python.
+
+SHELL := /bin/bash
+VENV := $(or $(SOL_VENV),.venv)
+PYTHON := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint setup clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: setup ## run the CPU target: dense and full optimisation, gated, recorded, signed and verified
+	@$(VENV)/bin/sol benchmark cpu --arm dense --arm fullopt
+
+test: setup ## lint, types and every test
+	@status=0; \
+	$(MAKE) --no-print-directory lint SETUP_DONE=1 || status=1; \
+	$(PYTHON) -m pytest || status=1; \
+	exit $$status
+
+lint: $(if $(SETUP_DONE),,setup) ## ruff and mypy
+	@status=0; \
+	$(PYTHON) -m ruff check . || status=1; \
+	$(PYTHON) -m ruff format --check . || status=1; \
+	$(PYTHON) -m mypy || status=1; \
+	exit $$status
+
+setup: ## ffmpeg and the virtual environment, as far as they are missing
+	@scripts/bootstrap.sh
+
+clean: ## remove the virtual environment and the caches; runs/ stays
+	rm -rf $(VENV) $(VENV).lock build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
