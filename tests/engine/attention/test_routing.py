@@ -62,6 +62,27 @@ def test_thresholds_are_mean_and_deviation_of_the_scores():
     )
 
 
+def test_exact_threshold_has_the_published_bf16_stores():
+    """Keys with a large common part: the second moment nearly cancels, and what is stored in BF16 decides."""
+    generator = torch.Generator().manual_seed(4)
+    q, k = (torch.randn(40, 1, 16, generator=generator, dtype=torch.float64) for _ in range(2))
+    k = (k + 3.0).bfloat16()
+
+    def bf16(x):
+        return x.bfloat16().double()
+
+    def threshold(centroid, store):
+        keys, mean = k[:, 0].double(), k[:, 0].double().mean(0)
+        moments = store(store(sum(torch.outer(key, key) for key in keys)) / 40)
+        variance = max((centroid @ moments @ centroid - (centroid @ mean) ** 2).item(), 0.0) * LOG2_E**2
+        return LOG2_E * (centroid @ mean).item() + (variance + 1e-6) ** 0.5
+
+    found = thresholds(q, k, 1.0, 1.0, "exact")[:, 0].tolist()
+    assert found == pytest.approx([threshold(bf16(row), bf16) for row in q[:, 0]], rel=1e-9)
+    for centroids, store in ((q[:, 0], bf16), (bf16(q[:, 0]), lambda x: x)):  # either store left out shows
+        assert found != pytest.approx([threshold(row, store) for row in centroids], rel=1e-4)
+
+
 def test_the_comparison_is_strict_and_neighbours_are_forced():
     """All scores equal their threshold at tau 0: only the band is exact."""
     q = torch.zeros(1, 64 * 5, 1, 8)
