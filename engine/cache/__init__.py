@@ -1,0 +1,1 @@
+"""Reuse of the DiT block stack between denoising forwards: TeaCache and FirstBlockCache."""
