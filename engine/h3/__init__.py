@@ -1,1 +1,1 @@
-"""The seams into SGLang's MiniMax-H3: packed document, attention, block stack, decode residency and stand-ins for compiled kernels."""
+"""The seams into SGLang's MiniMax-H3: packed document, attention, block stack, decode residency, kernel stand-ins."""
