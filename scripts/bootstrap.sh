@@ -165,7 +165,8 @@ need_venv_module() { # Debian and Ubuntu ship venv without the pip that it puts 
 # ---------------------------------------------------------------- the environment
 
 # For `quietly` alone: exec puts pip itself in the child's place, so that stopping the child stops pip.
-pip_install() { exec "$venv/bin/python" -m pip install --no-deps "$@"; }
+# Without byte code: compiling all of it takes longer than installing it, and Python compiles what it imports by itself.
+pip_install() { exec "$venv/bin/python" -m pip install --no-deps --no-compile "$@"; }
 pip_locked() { pip_install --require-hashes --only-binary :all: "$@"; }
 
 # "version sha256 index" of the torch wheel that image.toml pins for a Python on this machine.
