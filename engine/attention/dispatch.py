@@ -19,6 +19,9 @@ BACKENDS = {
 }
 
 
+REMEDY = "mend what it names, or choose an arm whose attention backend this machine can run"
+
+
 class BackendUnsupported(EnvironmentRefused):
     """The backend asked for cannot do the call; ``found`` says why. Nothing was computed, and no other was tried."""
 
@@ -29,7 +32,7 @@ def _load(name: str) -> Backend:
     try:
         return cast(Backend, importlib.import_module(BACKENDS[name]))
     except ImportError as error:
-        raise BackendUnsupported(f"attention backend {name!r} cannot be imported: {error}") from error
+        raise BackendUnsupported(f"attention backend {name!r} cannot be imported: {error}", remedy=REMEDY) from error
 
 
 def unsupported_reason(
@@ -39,7 +42,7 @@ def unsupported_reason(
     try:
         return _load(name).supports(q, k, v, options)
     except BackendUnsupported as error:
-        return str(error)
+        return error.found
 
 
 def sol_attention(
@@ -77,7 +80,7 @@ def sol_attention(
     implementation = _load(backend)
     reason = implementation.supports(q, k, v, options)
     if reason is not None:
-        raise BackendUnsupported(f"attention backend {backend!r} cannot do this call: {reason}")
+        raise BackendUnsupported(f"attention backend {backend!r} cannot do this call: {reason}", remedy=REMEDY)
     return implementation.attend(q, k, v, options, out)
 
 

@@ -98,7 +98,7 @@ def only_the_dense_rows_are_right(q, k, v, *, dense_rows=(0, 0), **options):
     "attend", [damaged(wrong_block), wrong_scale, ignores_tau, only_the_dense_rows_are_right], ids=lambda f: f.__name__
 )
 def test_a_wrong_kernel_fails(qkv, attend):
-    options = SolAttentionOptions(scale=DIM**-0.5, dense_rows=(0, 900))
+    options = SolAttentionOptions(scale=DIM**-0.5, dense_rows=(0, TOKENS))
     report, _ = run(qkv, attend, options=options)
     assert report.finite and not report.passed
     assert report.against_sdpa.rel_l2 > LIMITS.rel_l2
