@@ -189,3 +189,41 @@ def parse(text: str) -> Published:
         claim["stack"] = stacks[claim["stack"]]
         claim.setdefault("tolerance", tolerances[claim["kind"]])
     return Published.model_validate(raw)
+
+
+def claims_table(target: str) -> str:
+    """The claims about one target as a Markdown table; docs/published-claims.md holds it."""
+    rows = [
+        f"| `{claim.arm}` | `{claim.metric}` | {claim.printed} | {claim.origin} | {_allowed(claim)} | {claim.source} |"
+        for claim in published().for_target(target)
+    ]
+    return "\n".join(["| arm | figure | printed | origin | tolerance | source |", "|---|---|---:|---|---|---|", *rows])
+
+
+def _allowed(claim: Claim) -> str:
+    tolerance, unit = claim.tolerance, f" {claim.unit}".rstrip()
+    if claim.relation == "at_most":
+        return f"at most {claim.value + tolerance.margin(claim.value):g}{unit}"
+    shares = [f"{100 * tolerance.relative:g} %"] if tolerance.relative else []
+    amounts = [f"{tolerance.absolute:g}{unit}"] if tolerance.absolute else []
+    return " or ".join(shares + amounts) or "exact"
+
+
+def arithmetic_table() -> str:
+    """The published table against itself, recomputed now, as a Markdown table; docs/published-claims.md holds it."""
+    rows = [
+        f"| {entry.statement} | {entry.printed} | {entry.computed:.6g} | {'yes' if entry.agrees else '**no**'} |"
+        for entry in published().arithmetic
+    ]
+    return "\n".join(["| statement | printed | computed | holds |", "|---|---:|---:|---|", *rows])
+
+
+def main() -> None:
+    """Print the tables of docs/published-claims.md."""
+    for name in ("rtx4090", "h100x4", "a100x4"):
+        print(f"{claims_table(name)}\n")
+    print(arithmetic_table())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""README and docs/ say what the code and the data say; the commands for checking a record by hand are run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from config.errors import Exit
+from config.lock import lock_json, resolve, target_names
+from config.published import arithmetic_table, claims_table, published
+from config.record import PAYLOAD_TYPE, STATEMENT_TYPE
+from config.schema import ARMS
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+CLAIMS = (ROOT / "docs/published-claims.md").read_text("utf-8")
+RUN_RECORD = (ROOT / "docs/run-record.md").read_text("utf-8")
+
+
+def test_readme_names_every_target_arm_and_exit_code() -> None:
+    assert all(f"| `{name}` |" in README for name in (*target_names(), *ARMS))
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", README, flags=re.MULTILINE)}
+    assert codes == {int(code) for code in Exit}
+
+
+@pytest.mark.parametrize("target", ["rtx4090", "h100x4", "a100x4"])
+def test_readme_prints_the_published_times(target: str) -> None:
+    (row,) = [line for line in README.splitlines() if line.startswith(f"| `{target}` |") and " s |" in line]
+    for claim in published().for_target(target):
+        if claim.metric in ("seconds", "ratio:fullopt/dense", "peak_memory_mib") or claim.kind == "density":
+            assert f" {claim.printed} |" in row, claim.id
+
+
+def test_claims_page_has_the_tables_and_remarks_of_the_data() -> None:
+    """`python -m config.published` prints the tables."""
+    for target in ("rtx4090", "h100x4", "a100x4"):
+        assert claims_table(target) in CLAIMS
+    assert arithmetic_table() in CLAIMS
+    for remark in published().remarks:
+        assert f"**{remark.id}**" in CLAIMS and remark.text in CLAIMS and remark.consequence in CLAIMS
+
+
+@pytest.mark.parametrize("text", [README, CLAIMS, RUN_RECORD], ids=["README", "claims", "run-record"])
+def test_links_lead_somewhere(text: str) -> None:
+    for target in re.findall(r"\]\(([^)#][^)]*)\)", text):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+    for anchor in re.findall(r"\]\(#([^)]+)\)", text):
+        titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def make_signed(folder: Path) -> None:
+    """A signed directory in the form of a record, made without any code of `verify`."""
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    (folder / "arms/dense/sample-1").mkdir(parents=True)
+    (folder / "arms/dense/sample-1/out.mp4").write_bytes(b"not a video")
+    (folder / "lock.json").write_bytes(lock_json(resolve("cpu")))
+    (folder / "signer.json").write_text(json.dumps({"public": key.public_key().public_bytes_raw().hex()}))
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    subjects = [
+        {"name": str(path.relative_to(folder)), "digest": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}}
+        for path in files
+    ]
+    payload = json.dumps({"_type": STATEMENT_TYPE, "subject": subjects}).encode()
+    signed = b"DSSEv1 28 application/vnd.in-toto+json %d " % len(payload) + payload
+    envelope = {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [{"keyid": "", "sig": base64.b64encode(key.sign(signed)).decode()}],
+    }
+    (folder / "attestation.json").write_text(json.dumps(envelope))
+
+
+def run_block(number: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    block = re.findall(r"```sh\n(.*?)```", RUN_RECORD, flags=re.DOTALL)[number]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", block], cwd=folder, capture_output=True, text=True, env={**os.environ, "PATH": path}
+    )
+
+
+def damage_nothing(folder: Path) -> None:
+    pass
+
+
+def damage_file(folder: Path) -> None:
+    (folder / "arms/dense/sample-1/out.mp4").write_bytes(b"not a videO")
+
+
+def damage_signature(folder: Path) -> None:
+    envelope = json.loads((folder / "attestation.json").read_text())
+    payload = bytearray(base64.b64decode(envelope["payload"]))
+    payload[-3] ^= 1
+    envelope["payload"] = base64.b64encode(payload).decode()
+    (folder / "attestation.json").write_text(json.dumps(envelope))
+
+
+def damage_add(folder: Path) -> None:
+    (folder / "arms/dense/extra").write_text("")
+
+
+def damage_remove(folder: Path) -> None:
+    (folder / "lock.json").unlink()
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
+@pytest.mark.parametrize("damage", [damage_nothing, damage_file, damage_signature, damage_add, damage_remove])
+def test_checking_by_hand(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    make_signed(tmp_path)
+    damage(tmp_path)
+    done = run_block(1, tmp_path)
+    if damage is damage_nothing:
+        assert done.returncode == 0, done.stderr
+        assert "Signature Verified Successfully" in done.stdout
+        assert "signature and digests hold for 3 files" in done.stdout
+    else:
+        assert done.returncode != 0 and "hold for" not in done.stdout
+
+
+def test_digest_of_a_lock_by_hand(tmp_path: Path) -> None:
+    make_signed(tmp_path)
+    assert run_block(0, tmp_path).stdout.strip() == resolve("cpu").digest
