@@ -1,0 +1,1 @@
+"""The checkpoint a run loads: synthesised here, or fetched and verified."""

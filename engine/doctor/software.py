@@ -1,0 +1,77 @@
+"""Checks of Python, its packages, and SGLang's sources against the recipe."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterator
+
+from config.schema import Target
+from engine.doctor.check import Check, Severity, judged
+from engine.environment import locked_versions, package_differences, sglang_pins, sglang_sources
+
+REINSTALL = "`make demo` installs the locked packages; outside a checkout: pip install --no-deps --require-hashes -r"
+
+
+def check_software(target: Target) -> Iterator[Check]:
+    """Python version, package versions, torch's build, SGLang's sources."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    good = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    yield judged("python", good, version, "3.11 to 3.13", "install another Python and set it up again")
+    yield from packages(target)
+    if importlib.util.find_spec("torch") is not None:
+        yield torch_build(target)
+    yield sources(target)
+
+
+def packages(target: Target) -> Iterator[Check]:
+    """Installed versions against the lock."""
+    remedy = f"{REINSTALL} images/{target.recipe}/requirements.lock"
+    locked = locked_versions(target.recipe)
+    if not locked:
+        yield Check(
+            name="packages",
+            severity=Severity.WARNING,
+            found=f"images/{target.recipe} has no requirements.lock",
+            needed="a lock to compare with",
+            remedy="nothing to do in this release: the image is not made yet, and the record says so",
+        )
+        return
+    needed = f"{len(locked)} packages of the lock"
+    wrong = package_differences(target.recipe)
+    absent = [text for text in wrong if " absent " in text]
+    # Another version makes the run open, and the record says so; an absent package makes it fail later.
+    yield judged(
+        "packages",
+        not absent,
+        f"{len(absent)} absent: {', '.join(absent[:4])}" if absent else "all there",
+        needed,
+        remedy,
+    )
+    found = f"{len(locked)} as locked" if not wrong else f"{len(wrong)} differ: {', '.join(wrong[:4])}"
+    yield judged("package versions", not wrong, found, needed, remedy, bad=Severity.WARNING)
+
+
+def torch_build(target: Target) -> Check:
+    """A CPU target wants the CPU build: a CUDA build drags in gigabytes and other kernels."""
+    import torch
+
+    cuda = torch.version.cuda
+    if target.hardware.kind == "cpu":
+        remedy = "remove .venv and run `make demo` again: it installs the CPU build by exact version"
+        return judged("torch build", cuda is None, torch.__version__, "a CPU build", remedy)
+    found = f"{torch.__version__}, CUDA {cuda}"
+    return judged("torch build", cuda is not None, found, "a CUDA build", "use the target's image")
+
+
+def sources(target: Target) -> Check:
+    """SGLang's installed files against the pins: the seams replace names inside them."""
+    pins = sglang_pins(target.recipe)
+    try:
+        found = sglang_sources(target.recipe)
+    except importlib.metadata.PackageNotFoundError:
+        return judged("sglang sources", False, "sglang is not installed", f"{len(pins)} pinned files", REINSTALL)
+    changed = sorted(path for path, digest in pins.items() if found[path] != digest)
+    text = f"{len(pins)} files as pinned" if not changed else f"{len(changed)} differ, first {changed[0]}"
+    return judged("sglang sources", not changed, text, "the pinned files", "reinstall sglang; edit none of its files")

@@ -1,0 +1,222 @@
+"""What a run is run on, as environment.json says it: enough to judge comparability, nothing that names a machine or a
+person."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from config.canonical import sha256_bytes, sha256_file
+from config.lock import Lock, read_recipe, recipes_root
+from config.record import CheckpointFound, Cpu, Environment, Gpu, Package
+from engine.evidence import utc_now
+
+IMAGE_DIGEST_VARIABLE = "SOL_IMAGE_DIGEST"
+
+
+def installed_packages() -> tuple[Package, ...]:
+    """Every distribution on the path, by normalised name; of duplicates the one that an import would take."""
+    found: dict[str, Package] = {}
+    for distribution in importlib.metadata.distributions():
+        name = canonicalize_name(distribution.metadata["Name"])
+        record = distribution.read_text("RECORD")
+        digest = sha256_bytes(record.encode()) if record else None
+        found.setdefault(name, Package(name=name, version=distribution.version, record_sha256=digest))
+    return tuple(found[name] for name in sorted(found))
+
+
+def locked_versions(image: str) -> dict[str, str]:
+    """Normalised name to version of every line of a recipe's requirements.lock; empty where there is none."""
+    path = recipes_root() / image / "requirements.lock"
+    if not path.is_file():
+        return {}
+    pins = re.findall(r"^([A-Za-z0-9][\w.\-]*)==([^\s;\\]+)", path.read_text("utf-8"), flags=re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def package_differences(image: str) -> list[str]:
+    """One text a distribution whose installed version is not the recipe's."""
+    out = []
+    for name, version in locked_versions(image).items():
+        try:
+            installed = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            installed = "absent"
+        if installed != version:
+            out.append(f"{name} {installed} (locked {version})")
+    return out
+
+
+def sglang_pins(image: str) -> dict[str, str]:
+    """Path below the sglang package to SHA-256, as the recipe pins them; empty where it pins none."""
+    import tomllib
+
+    recipe = tomllib.loads((recipes_root() / image / "image.toml").read_text("utf-8"))
+    listed = recipe.get("sglang", {}).get("files")
+    if not listed:
+        return {}
+    lines = (recipes_root() / listed).read_text("utf-8").splitlines()
+    pairs = (line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
+    return {path: digest for digest, path in pairs}
+
+
+def sglang_sources(image: str) -> dict[str, str]:
+    """SHA-256 of each pinned source as it is installed; a missing file has the digest of nothing, which no pin
+    equals."""
+    root = Path(str(importlib.metadata.distribution("sglang").locate_file("sglang")))
+    return {
+        path: sha256_file(root / path) if (root / path).is_file() else sha256_bytes(b"") for path in sglang_pins(image)
+    }
+
+
+def source_revision() -> str:
+    """Commit of the checkout this code runs from, with + when files differ from it; empty outside a checkout."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists() or not shutil.which("git"):
+        return ""
+    git = ["git", "-c", f"safe.directory={root}", "-C", str(root)]
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    if head.returncode:
+        return ""
+    dirty = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True)
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+
+
+def cpu_model() -> str:
+    """The processor's name from /proc/cpuinfo, or the architecture."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def memory_mib() -> tuple[int, int]:
+    """MemTotal and MemAvailable, MiB."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    total, available = (int(fields[name].split()[0]) // 1024 for name in ("MemTotal", "MemAvailable"))
+    return total, available
+
+
+def ffmpeg_version() -> str:
+    """First line of `ffmpeg -version`, up to the copyright; empty where there is no ffmpeg."""
+    if not shutil.which("ffmpeg"):
+        return ""
+    out = subprocess.run(["ffmpeg", "-hide_banner", "-version"], capture_output=True, text=True).stdout
+    return out.split(" Copyright", 1)[0].strip()
+
+
+def os_name() -> str:
+    """PRETTY_NAME of the distribution."""
+    return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+
+
+def visible_gpus() -> tuple[tuple[Gpu, ...], str]:
+    """Every GPU that NVML shows, and the driver version; nothing and "" where there is no NVML."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), ""
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return tuple(_gpu(index, handle) for index, handle in enumerate(handles)), pynvml.nvmlSystemGetDriverVersion()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(index: int, handle: object) -> Gpu:
+    import pynvml
+
+    def ask(name: str, *arguments: object) -> object:
+        try:
+            return getattr(pynvml, name)(handle, *arguments)
+        except pynvml.NVMLError:  # a board or a virtual machine that does not tell
+            return None
+
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    power, clock = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM)
+    ecc, mig = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetMigMode")
+    return Gpu(
+        index=index,
+        name=pynvml.nvmlDeviceGetName(handle),
+        uuid_sha256=sha256_bytes(pynvml.nvmlDeviceGetUUID(handle).encode()),
+        compute_capability=f"{major}.{minor}",
+        memory_mib=pynvml.nvmlDeviceGetMemoryInfo(handle).total // 2**20,
+        power_limit_w=power / 1000 if isinstance(power, int) else None,
+        sm_clock_max_mhz=clock if isinstance(clock, int) else None,
+        ecc=bool(ecc[0]) if isinstance(ecc, (list, tuple)) else None,
+        mig=bool(mig[0]) if isinstance(mig, (list, tuple)) else None,
+    )
+
+
+def differences(lock: Lock, gpus: tuple[Gpu, ...], sources: dict[str, str], image_digest: str) -> list[str]:
+    """What makes a run of this lock open here, beside its overrides."""
+    target, out = lock.resolved, []
+    if read_recipe(target.recipe).sha256 != lock.recipe.sha256:
+        out.append(f"the recipe images/{target.recipe} differs from the lock's")
+    pins = sglang_pins(target.recipe)
+    changed = sorted(path for path, digest in pins.items() if sources.get(path) != digest)
+    if changed:
+        out.append(f"{len(changed)} installed SGLang sources differ from the pins, first {changed[0]}")
+    packages = package_differences(target.recipe)
+    if packages:
+        out.append(f"{len(packages)} packages differ from the recipe's lock: {', '.join(packages[:4])}")
+    if not image_digest and not target.bare_is_locked:
+        out.append("the run is outside the target's image")
+    hardware = target.hardware
+    if hardware.kind == "cuda":
+        wanted = [(hardware.gpu_name, hardware.compute_capability)] * hardware.gpu_count
+        if [(gpu.name, gpu.compute_capability) for gpu in gpus] != wanted:
+            names = ", ".join(gpu.name for gpu in gpus) or "none"
+            out.append(f"GPUs are {names}, not {hardware.gpu_count}x {hardware.gpu_name}")
+    return out
+
+
+def capture(lock: Lock, checkpoint: CheckpointFound, extra_differences: list[str]) -> Environment:
+    """Read the machine, the packages and the sources.
+
+    Args:
+        lock: the run's lock.
+        checkpoint: the verified weights.
+        extra_differences: what the caller knows to make the run open.
+    """
+    import torch
+
+    target = lock.resolved
+    gpus, driver = visible_gpus() if target.hardware.kind == "cuda" else ((), "")
+    sources = sglang_sources(target.recipe)
+    image_digest = os.environ.get(IMAGE_DIGEST_VARIABLE, "")
+    total, available = memory_mib()
+    return Environment(
+        captured_at=utc_now(),
+        image_digest=image_digest,
+        recipe_sha256=read_recipe(target.recipe).sha256,
+        source_revision=source_revision(),
+        python=platform.python_version(),
+        os=os_name(),
+        kernel=platform.release(),
+        packages=installed_packages(),
+        sglang_sources=sources,
+        torch=torch.__version__,
+        cuda=torch.version.cuda or "",
+        driver=driver,
+        cpu=Cpu(model=cpu_model(), cores=len(os.sched_getaffinity(0)), torch_threads=torch.get_num_threads()),
+        memory_total_mib=total,
+        memory_available_mib=available,
+        gpus=gpus,
+        ffmpeg=ffmpeg_version(),
+        checkpoint=checkpoint,
+        env=dict(target.env),
+        differences=tuple([*differences(lock, gpus, sources, image_digest), *extra_differences]),
+    )

@@ -1,0 +1,186 @@
+"""One arm's process, `python -m engine.h3.arm`: load SGLang's pipeline, run the requests, leave the evidence.
+
+SGLang spawns its workers, and a spawned worker executes this module's top level again under the name `__mp_main__`.
+Whatever must be replaced inside SGLang is therefore replaced at the top level, in driver and workers alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+STARTED = time.monotonic()
+
+from config.errors import Exit  # noqa: E402
+from config.record import ArmEnd, ArmStart, LoadEnd, RequestEnd, RequestStart, Timing  # noqa: E402
+from engine.evidence import EventLog, write_model  # noqa: E402
+from engine.h3.spec import ArmSpec, RequestSpec, spec_from_environment  # noqa: E402
+
+
+def prepare_cpu(spec: ArmSpec) -> list[str]:
+    """Install the CPU stand-ins that the target needs. Driver and worker both validate requests, so both get them."""
+    target = spec.lock.resolved
+    if target.hardware.kind != "cpu":
+        return []
+    from engine.checkpoint.synthesise import PRESETS
+    from engine.h3 import cpu
+
+    installed = [cpu.declare_torchvision_operators(), cpu.install_small_targets(), cpu.install_denoising_on_cpu()]
+    if target.checkpoint.kind == "synthetic":
+        installed.append(cpu.install_shrunken_vaes(PRESETS[target.checkpoint.preset]))
+    if target.offload.components:
+        installed.append(cpu.install_cpu_streams())
+    return installed
+
+
+def prepare_worker(spec: ArmSpec) -> None:
+    """Install stand-ins and seams in a spawned worker and say so in its events."""
+    from engine.h3 import seams
+
+    rank = worker_rank(multiprocessing.current_process().name)
+    log = EventLog(spec.folder / f"events-rank{rank}.jsonl", "worker", STARTED)
+    installed = prepare_cpu(spec)
+    tracker = seams.Tracker(spec, rank, log)
+    installed += seams.install(tracker)
+    log.write(ArmStart, arm=spec.arm, rank=rank, seams=tuple(installed), notes=spec.lock.resolved.notes)
+
+
+def worker_rank(process_name: str) -> int:
+    """The rank of a worker, which SGLang puts into the process's name (`sglang-diffusionWorker-<rank>`)."""
+    return int(process_name.rsplit("-", 1)[1])
+
+
+class Driver:
+    """The arm's own process: it sends the requests and holds the stopwatch."""
+
+    def __init__(self, spec: ArmSpec) -> None:
+        self.spec, self.target = spec, spec.lock.resolved
+        self.log = EventLog(spec.folder / "events-rank0.jsonl", "driver", STARTED)
+        self.generator: Any = None
+        self.last_error = ""
+        self.finished = False
+
+    def run(self) -> Exit:
+        """Load, run every request, stop. Returns the process's exit code."""
+        self.log.write(ArmStart, arm=self.spec.arm, rank=0, seams=tuple(prepare_cpu(self.spec)))
+        self.load()
+        for request in self.spec.requests:
+            if not self.serve(request):
+                return self.fail()
+        self.finished = True
+        with contextlib.suppress(Exception):
+            self.generator.shutdown()
+        self.log.write(ArmEnd, outcome="complete")
+        return Exit.PASSED
+
+    def load(self) -> None:
+        """Start SGLang's worker and wait until its pipeline is ready."""
+        from sglang.multimodal_gen import DiffGenerator
+
+        from engine.h3.server_arguments import free_ports, server_arguments
+
+        scheduler_port, master_port = free_ports(2)
+        self.generator = DiffGenerator.from_pretrained(
+            local_mode=True,
+            **server_arguments(
+                self.target,
+                self.spec.policy,
+                Path(self.spec.checkpoint),
+                scheduler_port=scheduler_port,
+                master_port=master_port,
+            ),
+        )
+        self.keep_errors()
+        for process in self.generator.local_scheduler_process:
+            threading.Thread(target=self.watch, args=(process,), daemon=True).start()
+        self.log.write(LoadEnd, seconds=time.monotonic() - STARTED)
+
+    def keep_errors(self) -> None:
+        """SGLang logs a worker's error and returns None; the record needs its text."""
+        send = self.generator._send_to_scheduler_and_wait_for_response
+
+        def sending(requests: Any) -> Any:
+            output = send(requests)
+            self.last_error = str(output.error or "")
+            return output
+
+        self.generator._send_to_scheduler_and_wait_for_response = sending
+
+    def watch(self, process: Any) -> None:
+        """End the arm when a worker dies: SGLang's client would wait for its answer without end."""
+        process.join()
+        if not self.finished:
+            code = process.exitcode
+            how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+            with contextlib.suppress(OSError):
+                self.log.write(ArmEnd, outcome="error", reason=f"SGLang's worker {process.name} {how}")
+            os._exit(Exit.FAILED)
+
+    def serve(self, request: RequestSpec) -> bool:
+        """Run one request; its sample counts from the moment its timing.json exists."""
+        from engine.h3.server_arguments import request_arguments
+        from engine.media import observe_media
+
+        folder = self.spec.folder / f"sample-{request.sample}"
+        folder.mkdir(parents=True, exist_ok=True)
+        out = folder / "out.mp4"
+        self.log.write(RequestStart, **request.model_dump())
+        began = time.perf_counter()
+        result = self.generator.generate(
+            sampling_params_kwargs=request_arguments(
+                self.target, seed=request.seed, num_inference_steps=request.num_inference_steps, output=out
+            )
+        )
+        seconds = time.perf_counter() - began
+        if result is None or not out.is_file():
+            return False
+        metrics = result.metrics or {}
+        timing = Timing(
+            sample=request.sample,
+            phase=request.phase,
+            seed=request.seed,
+            num_inference_steps=request.num_inference_steps,
+            seconds=seconds,
+            sglang_total_ms=metrics.get("total_duration_ms"),
+            sglang_stages_ms={name: float(value) for name, value in metrics.get("stages", {}).items()},
+            sglang_steps_ms=tuple(float(value) for value in metrics.get("steps", ())),
+            media=observe_media(out),
+        )
+        self.log.write(RequestEnd, sample=request.sample, seconds=seconds)
+        write_model(folder / "timing.json", timing)
+        return True
+
+    def fail(self) -> Exit:
+        """Say how the arm ended and stop. A red gate is told apart from every other fault by what the worker wrote."""
+        red = any(self.gate_verdicts()) and not all(self.gate_verdicts())
+        reason = self.last_error or "SGLang gave no result; its log has the reason"
+        self.finished = True
+        self.log.write(ArmEnd, outcome="gate_failed" if red else "error", reason=reason[:2000])
+        with contextlib.suppress(Exception):
+            self.generator.shutdown()
+        return Exit.GATE if red else Exit.FAILED
+
+    def gate_verdicts(self) -> list[bool]:
+        """The verdict of every rank's gate in this process."""
+        from config.record import GateReport
+
+        files = self.spec.gate_folder().glob("gate-rank*.json")
+        return [GateReport.model_validate_json(path.read_bytes()).passed for path in files]
+
+
+def main() -> int:
+    """Run the arm that the environment names."""
+    return int(Driver(spec_from_environment()).run())
+
+
+if __name__ == "__mp_main__":
+    prepare_worker(spec_from_environment())
+
+if __name__ == "__main__":
+    sys.exit(main())

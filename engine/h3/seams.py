@@ -1,0 +1,459 @@
+"""The seams into SGLang's MiniMax-H3: observers for every arm, replacements for the arms that ask for them.
+
+Three places are enough, and no model code is copied:
+
+* the name `_minimax_h3_attention_core_bcg`, which the main blocks' attention looks up at every call (the token
+  refiner does not);
+* iteration over `model.blocks`, whose class becomes a ModuleList that yields what the cache says;
+* `_run_full_loop` and `_forward_dit` of the denoising stage, which tell where a request and a forward begin.
+
+A stock arm gets the observers alone: its attention, its blocks and its decode are SGLang's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from config.record import (
+    Attention,
+    CacheDecision,
+    GateDone,
+    GateLimits,
+    Layout,
+    Memory,
+    OffloadLoads,
+    RequestEnd,
+    RequestStart,
+    Step,
+)
+from config.schema import TeaCache as TeaCacheConfig
+from engine.attention import sol_attention, sol_attention_packed
+from engine.attention.call import SolAttentionOptions
+from engine.cache import decision
+from engine.cache.base import BlockStackCache
+from engine.cache.first_block_cache import FirstBlockCache
+from engine.cache.h3_probe import first_block_probe, wait_for_first_block
+from engine.cache.teacache import TeaCache
+from engine.evidence import EventLog, write_model
+from engine.gate import require_green, run_gate
+from engine.h3.layout import PackedLayout, find_layout
+from engine.h3.spec import ArmSpec
+
+DIT = "sglang.multimodal_gen.runtime.models.dits.minimax_h3"
+STAGES = "sglang.multimodal_gen.runtime.pipelines_core.stages.model_specific_stages.minimax_h3.stages."
+OFFLOAD = "sglang.multimodal_gen.runtime.managers.memory_managers.layerwise_offload"
+
+
+class Tracker:
+    """Where the worker is: which request, which forward, which layout. One per process; SGLang runs one request at a
+    time."""
+
+    def __init__(self, spec: ArmSpec, rank: int, log: EventLog) -> None:
+        self.spec, self.rank, self.log = spec, rank, log
+        self.target, self.policy = spec.lock.resolved, spec.policy
+        self.layout: PackedLayout | None = None
+        self.step = -1
+        self.dense: dict[str, list[int]] = {}
+        self.gated = False
+        self.loads: dict[str, int] = {}
+        self.cache: BlockStackCache | None = None
+        self._requests = iter(spec.requests)
+        self._request = spec.requests[0]
+        self._forwards = 0
+
+    @property
+    def sample(self) -> int:
+        """The running request's sample number."""
+        return self._request.sample
+
+    def begin_request(self) -> None:
+        """The next request of the spec begins; nothing of the one before it stays."""
+        self._request = next(self._requests)
+        self.layout, self.step, self._forwards = None, -1, 0
+        self.loads.clear()
+        self.log.write(RequestStart, **self._request.model_dump(exclude={"sample"}), sample=self.sample)
+        if self.cache is not None:
+            self.cache.begin_request(self._request.num_inference_steps - 1)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+    def end_request(self, seconds: float) -> None:
+        """The denoising loop came back."""
+        if self.cache is not None:
+            self.cache.end_request()
+        if self.loads:
+            self.log.write(OffloadLoads, sample=self.sample, loads=dict(self.loads))
+        self.log.write(Memory, sample=self.sample, **peak_memory())
+        self.log.write(RequestEnd, sample=self.sample, seconds=seconds, forwards=self._forwards)
+
+    def begin_step(self, step: int, arguments: dict[str, Any]) -> None:
+        """A DiT forward begins. The layout is read from the first one's own tensors."""
+        self.step = step
+        self.dense.clear()
+        if self.layout is None:
+            self.layout = layout_of(arguments)
+            policy, layout = self.target.sol_attn, self.layout
+            self.log.write(
+                Layout,
+                sample=self.sample,
+                total_tokens=layout.total_tokens,
+                live_tokens=layout.live_tokens,
+                text=layout.text,
+                condition=layout.condition,
+                audio=layout.audio,
+                video=layout.video,
+                sink=layout.sink_range(policy.sink),
+                dense_rows=layout.dense_rows_range(policy.dense_rows),
+                cu_seqlens=layout.cu_seqlens,
+            )
+
+    def end_step(self, seconds: float, timestep: float) -> None:
+        """A DiT forward ended."""
+        for backend, layers in self.dense.items():
+            self.log.write(
+                Attention, sample=self.sample, step=self.step, layers=tuple(layers), backend=backend, mode="dense"
+            )
+        self.log.write(Step, sample=self.sample, step=self.step, seconds=seconds, timestep=timestep)
+        self._forwards += 1
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether the policy wants Sol-Attn in this layer of the current forward."""
+        policy = self.target.sol_attn
+        return self.policy.sparse != "none" and self.step >= policy.dense_steps and layer >= policy.dense_layers
+
+
+def peak_memory() -> dict[str, float]:
+    """Peak resident set of the process, and the CUDA allocator's peaks, MiB."""
+    import resource
+
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if not torch.cuda.is_available():
+        return {"rss_mib": rss, "allocated_mib": 0.0, "reserved_mib": 0.0}
+    return {
+        "rss_mib": rss,
+        "allocated_mib": torch.cuda.max_memory_allocated() / 2**20,
+        "reserved_mib": torch.cuda.max_memory_reserved() / 2**20,
+    }
+
+
+def layout_of(arguments: dict[str, Any]) -> PackedLayout:
+    """The packed document of one DiT forward, from its keyword arguments (MiniMaxH3DiTModel.forward)."""
+    image = arguments["img_pos_info"]["position_ids"]
+    return find_layout(
+        text_positions=arguments["text_pos_info"]["position_ids"],
+        image_positions=image,
+        audio_positions=arguments["audio_pos_info"]["position_ids"],
+        cu_seqlens_host=arguments["packed_seq_params"]["cu_seqlens_q_host"],
+        condition_rows=int(image.numel()) - int(arguments["img_pos_for_infer_output_info"]["position_ids"].numel()),
+    )
+
+
+def synchronise() -> None:
+    """Wait for the device, so that a stopwatch measures work and not its submission."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def install_observers(tracker: Tracker) -> str:
+    """Tell the tracker where requests and forwards begin and end. Changes no result; synchronises at each forward's
+    ends."""
+    stage = importlib.import_module(STAGES + "denoising").MiniMaxH3DenoisingStage
+    run_full_loop, forward_dit = stage._run_full_loop, stage._forward_dit
+
+    def observed_loop(self: Any, batch: Any, server_args: Any) -> None:
+        tracker.begin_request()
+        synchronise()
+        began = time.perf_counter()
+        run_full_loop(self, batch, server_args)
+        synchronise()
+        tracker.end_request(time.perf_counter() - began)
+
+    def observed_forward(self: Any, model: Any, call_kwargs: dict[str, Any], step_index: int, *, batch: Any) -> Any:
+        tracker.begin_step(step_index, call_kwargs)
+        timestep = float(call_kwargs["unique_timesteps"].max())
+        synchronise()
+        began = time.perf_counter()
+        out = forward_dit(self, model, call_kwargs, step_index, batch=batch)
+        synchronise()
+        seconds = time.perf_counter() - began
+        if tracker.policy.stock:
+            observe_stock_attention(tracker, model)
+        tracker.end_step(seconds, timestep)
+        return out
+
+    stage._run_full_loop, stage._forward_dit = observed_loop, observed_forward
+    return "observe.denoising"
+
+
+def observe_stock_attention(tracker: Tracker, model: Any) -> None:
+    """Which attention implementation each block of a stock model has just used: SGLang keeps it on the module."""
+    for layer, block in enumerate(model.blocks):
+        tracker.dense.setdefault(type(block.attn._attention_impl).__name__, []).append(layer)
+
+
+def install_offload_observer(tracker: Tracker) -> str:
+    """Count the layer loads of SGLang's layer-wise offload: a skipped block must load nothing."""
+    manager = importlib.import_module(OFFLOAD).LayerwiseOffloadManager
+    prefetch = manager.prefetch_layer
+
+    def counted(self: Any, layer: int, *args: Any, **kwargs: Any) -> Any:
+        before = layer in self._gpu_layers
+        out = prefetch(self, layer, *args, **kwargs)
+        if not before and layer in self._gpu_layers:
+            name = self.layers_attr_str
+            tracker.loads[name] = tracker.loads.get(name, 0) + 1
+        return out
+
+    manager.prefetch_layer = counted
+    return "observe.layerwise_offload"
+
+
+def install_block_stack(tracker: Tracker, make_cache: Callable[[Any], BlockStackCache | None]) -> str:
+    """Number the blocks' attentions, and let `make_cache(model)` decide which blocks of the stack run."""
+    dit = importlib.import_module(DIT)
+
+    class BlockStack(torch.nn.ModuleList):
+        """SGLang's blocks; while a forward runs, iteration yields what the cache says. Skipped blocks are never
+        called."""
+
+        running = False
+
+        def __iter__(self) -> Iterator[Any]:
+            blocks = list(super().__iter__())
+            if not self.running or tracker.cache is None:
+                return iter(blocks)
+            return tracker.cache.forward_blocks(tracker.step, blocks)
+
+    init, forward = dit.MiniMaxH3DiTModel.__init__, dit.MiniMaxH3DiTModel.forward
+
+    def numbered(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        for layer, block in enumerate(self.blocks):
+            block.attn.sol_layer = layer
+        self.blocks.__class__ = BlockStack
+
+    def running(self: Any, **kwargs: Any) -> Any:
+        if tracker.cache is None and (cache := make_cache(self)) is not None:
+            tracker.cache = cache
+            cache.begin_request(tracker._request.num_inference_steps - 1)
+        self.blocks.running = True
+        try:
+            return forward(self, **kwargs)
+        finally:
+            self.blocks.running = False
+
+    dit.MiniMaxH3DiTModel.__init__, dit.MiniMaxH3DiTModel.forward = numbered, running
+    return "replace.block_stack"
+
+
+def cache_factory(tracker: Tracker) -> Callable[[Any], BlockStackCache | None]:
+    """Makes the target's cache for a model, or none where the arm has none."""
+    config = tracker.target.cache
+
+    def report(taken: decision.Decision) -> None:
+        tracker.log.write(
+            CacheDecision,
+            sample=tracker.sample,
+            step=taken.step,
+            kind=config.kind,
+            action=taken.action,
+            reason=taken.reason,
+            signal=taken.signal,
+            rescaled=taken.rescaled,
+            accumulator=taken.accumulator,
+        )
+
+    def make(model: Any) -> BlockStackCache | None:
+        if not tracker.policy.cache:
+            return None
+        if isinstance(config, TeaCacheConfig):
+            policy = decision.TeaCachePolicy(
+                config.threshold, config.retain_steps, config.cooldown_steps, config.coefficients
+            )
+            block = next(iter(model.blocks))
+            probe = first_block_probe(block, make_resident=wait_for_first_block(model))
+            return TeaCache(policy, probe, all_reduce=sum_over_ranks, on_decision=report)
+        return FirstBlockCache(
+            decision.FirstBlockCachePolicy(config.threshold), all_reduce=sum_over_ranks, on_decision=report
+        )
+
+    return make
+
+
+def sum_over_ranks(sums: torch.Tensor) -> torch.Tensor:
+    """Sum over the default process group, so that all ranks take the same branch; one rank keeps its own."""
+    import torch.distributed as dist
+
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(sums)
+    return sums
+
+
+def install_attention(tracker: Tracker) -> str:
+    """Replace the main blocks' attention core: Sol-Attn where the policy wants it, SGLang's own core everywhere
+    else."""
+    dit = importlib.import_module(DIT)
+    stock = dit._minimax_h3_attention_core_bcg
+
+    def core(
+        attention: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        cu_seqlens: torch.Tensor,
+        cu_seqlens_host: tuple[int, ...] | None,
+        max_seqlen: int,
+        ulysses_active: bool,
+    ) -> torch.Tensor:
+        layer: int = attention.sol_layer
+        if not tracker.is_sparse(layer):
+            out: torch.Tensor = stock(
+                attention,
+                q,
+                k,
+                v,
+                cu_seqlens=cu_seqlens,
+                cu_seqlens_host=cu_seqlens_host,
+                max_seqlen=max_seqlen,
+                ulysses_active=ulysses_active,
+            )
+            tracker.dense.setdefault(type(attention._attention_impl).__name__, []).append(layer)
+            return out
+        if ulysses_active:
+            usp = importlib.import_module("sglang.multimodal_gen.runtime.layers.usp")
+            q, k, v = usp._usp_input_all_to_all_packed_qkv(q, k, v)
+        out = sparse_attention(tracker, layer, attention.softmax_scale, q, k, v)
+        if ulysses_active:
+            out = usp._usp_output_all_to_all(out[None], head_dim=2)[0]
+        return out
+
+    dit._minimax_h3_attention_core_bcg = core  # type: ignore[attr-defined]
+    return f"replace.attention_core({tracker.policy.sparse})"
+
+
+def sparse_attention(
+    tracker: Tracker, layer: int, scale: float, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """One sparse call of the run: gated if it is the process's first, its routed blocks recorded.
+
+    q, k, v and the result: [rows, H, D] BF16, padding rows included (zero in the result).
+
+    Raises:
+        GateFailed: the gate is red.
+    """
+    assert tracker.layout is not None
+    layout, policy = tracker.layout, tracker.target.sol_attn
+    options = SolAttentionOptions(
+        scale=scale,
+        tau=policy.tau,
+        thresh_type=policy.thresh_type,
+        sink=layout.sink_range(policy.sink),
+        dense_rows=layout.dense_rows_range(policy.dense_rows),
+    )
+    if not tracker.gated:
+        gate(tracker, layer, options, *(x[None, : layout.live_tokens] for x in (q, k, v)))
+    result = sol_attention_packed(
+        q,
+        k,
+        v,
+        layout.live_tokens,
+        scale=scale,
+        tau=options.tau,
+        thresh_type=options.thresh_type,
+        sink=options.sink,
+        dense_rows=options.dense_rows,
+        backend=tracker.policy.sparse,
+    )
+    tracker.log.write(
+        Attention,
+        sample=tracker.sample,
+        step=tracker.step,
+        layers=(layer,),
+        backend=result.backend,
+        mode="sparse",
+        blocks=int(result.route_counts.shape[0]),
+        routed=tuple(result.route_counts.sum(0, dtype=torch.int64).tolist()),
+    )
+    return result.out
+
+
+def gate(
+    tracker: Tracker, layer: int, options: SolAttentionOptions, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> None:
+    """Run the Real-QKV gate on a live call and leave its report and slice in the record, whatever the outcome.
+
+    Raises:
+        GateFailed: the gate is red.
+    """
+    from safetensors.torch import save
+
+    limits = tracker.target.gate
+    backend = tracker.policy.sparse
+    report, kept = run_gate(
+        q,
+        k,
+        v,
+        attend=lambda *tensors, **kwargs: sol_attention(*tensors, **kwargs, backend=backend),
+        options=options,
+        gate_tau=limits.tau,
+        limits=GateLimits(max_abs=limits.max_abs, mean_abs=limits.mean_abs, rel_l2=limits.rel_l2),
+        head=0,
+        rank=tracker.rank,
+        sample=tracker.sample,
+        step=tracker.step,
+        layer=layer,
+    )
+    folder = tracker.spec.gate_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"gate-rank{tracker.rank}.safetensors").write_bytes(save(kept))
+    write_model(folder / f"gate-rank{tracker.rank}.json", report)
+    tracker.log.write(GateDone, sample=tracker.sample, step=tracker.step, layer=layer, passed=report.passed)
+    require_green(report)
+    tracker.gated = True
+
+
+def install_decode_residency(tracker: Tracker) -> str:
+    """Keep the video VAE on the device, in the target's dtype, for the length of a decode; offload it again
+    afterwards."""
+    stage = importlib.import_module(STAGES + "decoding").MiniMaxH3DecodingStage
+    forward = stage.forward
+    dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "unchanged": None}
+    dtype = dtypes[tracker.target.vae.dtype]
+
+    def resident(self: Any, *args: Any, **kwargs: Any) -> Any:
+        vae = self.video_vae
+        synchronise()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if hasattr(vae, "disable_offload"):
+            vae.disable_offload()
+        if dtype is not None:
+            vae.to(dtype)
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            if hasattr(vae, "enable_offload"):
+                vae.enable_offload()
+
+    stage.forward = resident
+    return f"replace.decode_residency({tracker.target.vae.dtype})"
+
+
+def install(tracker: Tracker) -> list[str]:
+    """Install what the arm asks for, in this process, before the pipeline is built. Returns the names for the
+    record."""
+    installed = [install_observers(tracker)]
+    if "dit" in tracker.target.offload.components:
+        installed.append(install_offload_observer(tracker))
+    if not tracker.policy.stock:
+        installed.append(install_block_stack(tracker, cache_factory(tracker)))
+        installed.append(install_attention(tracker))
+    if tracker.policy.vae_resident and tracker.target.vae.resident_after_denoise:
+        installed.append(install_decode_residency(tracker))
+    return installed

@@ -1,0 +1,207 @@
+"""The run: an arm after the other, each in a fresh process, into one record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from config.errors import GateFailed, SolError
+from config.lock import Lock
+from config.record import BENCHMARK, Outcome
+from config.schema import ArmName, Target
+from engine.evidence import RunRecord, write_model
+from engine.h3.spec import SPEC_VARIABLE, ArmSpec, RequestSpec
+from engine.summary import summarise
+from engine.warden import Warden
+
+POLL_SECONDS = 0.25
+GRACE_SECONDS = 5.0
+
+
+class Observer(Protocol):
+    """Whoever wants to see the run go on."""
+
+    def on_event(self, arm: str, event: dict[str, Any]) -> None:
+        """An event of an arm appeared."""
+
+    def tick(self) -> None:
+        """Called several times a second while an arm runs."""
+
+
+class ArmDied(SolError):
+    """An arm's process ended without finishing its requests (exit 1)."""
+
+
+@dataclass(frozen=True)
+class ArmOutcome:
+    """How an arm ended."""
+
+    arm: ArmName
+    outcome: Outcome
+    reason: str
+
+
+def requests_of(target: Target, samples: int, first: int) -> tuple[RequestSpec, ...]:
+    """One process's requests: the warm-up, then `samples` measured ones, numbered from `first`."""
+    request, warmup = target.request, target.warmup
+    measured = (
+        RequestSpec(
+            sample=first + index, phase="measured", seed=request.seed, num_inference_steps=request.num_inference_steps
+        )
+        for index in range(1, samples + 1)
+    )
+    before = RequestSpec(sample=first, phase="warmup", seed=warmup.seed, num_inference_steps=warmup.num_inference_steps)
+    return (before, *measured)
+
+
+def run_arms(
+    record: RunRecord,
+    lock: Lock,
+    checkpoint: Path,
+    arms: Sequence[ArmName],
+    samples: int,
+    *,
+    logs: Path,
+    observer: Observer,
+) -> list[ArmOutcome]:
+    """Run arms into a record and derive its benchmark.json. A red gate ends its arm, not the run.
+
+    Args:
+        record: a record whose status is running.
+        lock: what to run.
+        checkpoint: the verified weights.
+        arms: which arms, in order.
+        samples: measured samples of each arm.
+        logs: where each arm's output goes. Not into the record: SGLang prints paths.
+        observer: sees every event as it appears.
+
+    Raises:
+        ArmDied: an arm's process ended before its requests were done; the record keeps what it has.
+        OSError: the record cannot be written.
+    """
+    outcomes: list[ArmOutcome] = []
+    with Warden(record.path) as warden:
+        for arm in arms:
+            first = record.next_sample(arm)
+            spec = ArmSpec(
+                record=str(record.path),
+                arm=arm,
+                lock=lock,
+                checkpoint=str(checkpoint),
+                requests=requests_of(lock.resolved, samples, first),
+            )
+            outcome = run_arm(record, spec, logs / f"{record.path.name}-{arm}.log", warden, observer)
+            outcomes.append(outcome)
+            write_model(record.path / BENCHMARK, summarise(record.path))
+            if outcome.outcome not in ("complete", "gate_failed"):
+                raise ArmDied(
+                    f"arm {arm} ended early: {outcome.reason}",
+                    needed="all requests done",
+                    remedy=f"its output is in {logs / f'{record.path.name}-{arm}.log'}; what was finished is in the "
+                    f"record, and `sol benchmark {lock.target} --resume {record.path} --arm {arm}` adds to it",
+                )
+    return outcomes
+
+
+def run_arm(record: RunRecord, spec: ArmSpec, log: Path, warden: Warden, observer: Observer) -> ArmOutcome:
+    """Run one arm's process to its end and say how it ended; the whole process group is gone afterwards."""
+    record.arm_folder(spec.arm)
+    seen = sum(1 for _ in record.events(spec.arm))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", prefix="sol-arm-", suffix=".json") as handle, log.open("wb") as output:
+        handle.write(spec.model_dump_json())
+        handle.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "engine.h3.arm"],
+            env=arm_environment(spec, Path(handle.name)),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        warden.watch(process.pid)
+        reason = ""
+        try:
+            while process.poll() is None:
+                seen = follow(record, spec.arm, seen, observer)
+                observer.tick()
+                time.sleep(POLL_SECONDS)
+        except BaseException as error:
+            reason = str(error) or type(error).__name__
+            end_group(process, GRACE_SECONDS)
+            raise
+        finally:
+            end_group(process, 0)
+            code = process.wait()
+            warden.watch(0)
+            with contextlib.suppress(OSError):
+                close_arm(record, spec.arm, code, reason)
+    follow(record, spec.arm, seen, observer)
+    last = [event for event in record.events(spec.arm) if event["event"] == "arm_end"][-1]
+    return ArmOutcome(arm=spec.arm, outcome=last["outcome"], reason=last["reason"])
+
+
+def arm_environment(spec: ArmSpec, spec_file: Path) -> dict[str, str]:
+    """The arm's environment: the caller's, the locked variables, and no way to a hub."""
+    target = spec.lock.resolved
+    environment = {**os.environ, **target.env, SPEC_VARIABLE: str(spec_file)}
+    environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    if target.hardware.kind == "cpu":
+        environment["SGLANG_DIFFUSION_PLATFORM_OVERRIDE"] = "cpu"
+    return environment
+
+
+def follow(record: RunRecord, arm: str, seen: int, observer: Observer) -> int:
+    """Hand on the events that appeared since the last look; returns how many there are now."""
+    events = list(record.events(arm))
+    for event in events[seen:]:
+        observer.on_event(arm, event)
+    return len(events)
+
+
+def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
+    """End a process and its whole group: SIGTERM, up to `grace` seconds of patience, SIGKILL."""
+    with contextlib.suppress(ProcessLookupError):
+        if grace:
+            os.killpg(process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + grace
+            while time.monotonic() < deadline:
+                process.poll()  # reaps the leader: a zombie would keep the group alive
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def close_arm(record: RunRecord, arm: str, code: int, reason: str) -> None:
+    """Give an arm's events an end where its process could not write one."""
+    last: dict[str, Any] = {}
+    for event in record.events(arm):
+        if event["event"] in ("arm_start", "arm_end"):
+            last = event
+    if last.get("event") == "arm_end":
+        return
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    record.end_arm(arm, "aborted", reason or f"the arm's process {how}")
+
+
+def require_green(outcomes: Sequence[ArmOutcome]) -> None:
+    """Raise for a red gate, after everything else was run and recorded.
+
+    Raises:
+        GateFailed: at least one arm's gate was red.
+    """
+    red = [outcome for outcome in outcomes if outcome.outcome == "gate_failed"]
+    if red:
+        raise GateFailed(
+            f"the Real-QKV gate was red in {', '.join(outcome.arm for outcome in red)}: {red[0].reason}",
+            remedy="the record says FAILED; nothing timed in that arm counts",
+        )
