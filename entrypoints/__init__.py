@@ -1,0 +1,1 @@
+"""The `sol` command: the only room that knows the three others."""

@@ -1,0 +1,222 @@
+"""`sol benchmark`: from a target's name to a signed, verified run record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from config.env import refuse_influences
+from config.errors import EnvironmentRefused, Exit, Interrupted, SolError, UsageError
+from config.lock import Lock, load_target, nearest, resolve
+from config.record import ATTESTATION, BENCHMARK, ENVIRONMENT, LOCK, CheckpointFound, Environment
+from config.schema import ARMS, ArmName, Checkpoint, Target
+from engine.checkpoint.store import ensure, found, list_files, verify_synthetic
+from engine.doctor import Severity, examine, require_healthy
+from engine.environment import capture
+from engine.evidence import RunRecord, write_model
+from engine.run import require_green, run_arms
+from engine.summary import summarise
+from entrypoints.progress import Progress
+from entrypoints.signing import close_and_sign
+from entrypoints.verify import print_verification
+
+COMPARABLE = (
+    "recipe_sha256",
+    "packages",
+    "sglang_sources",
+    "torch",
+    "cuda",
+    "driver",
+    "cpu",
+    "gpus",
+    "checkpoint",
+    "env",
+)
+"""Fields of environment.json that must be the same before samples are added to a record."""
+
+
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """The command line."""
+
+    target: str
+    arms: list[str]
+    samples: int | None
+    overrides: list[str]
+    out: Path
+    resume: Path | None
+    key: Path | None
+    sign: bool
+    checkpoint: Path | None
+    as_json: bool
+
+
+def run_benchmark(options: BenchmarkOptions) -> Exit:
+    """Run, record, sign, verify, print.
+
+    Raises:
+        SolError: whatever stopped it; the record, where there is one already, says aborted and keeps what it has.
+    """
+    console = Console(stderr=options.as_json, highlight=False)
+    lock = resolve(options.target, options.overrides)
+    refuse_influences(os.environ, lock)
+    target = load_target(options.target, options.overrides)
+    arms = chosen_arms(target, options.arms)
+    samples = options.samples or target.defaults.samples
+    out = options.resume.parent if options.resume else options.out
+    announce(console, lock, arms, samples)
+
+    checks = examine(target, out)
+    require_healthy(checks)
+    for check in checks:
+        if check.severity is Severity.WARNING:
+            console.print(f"warning: {check.name}: {check.found}; {check.remedy}", markup=False)
+
+    with (
+        interrupts_raise(),
+        Progress(console, arms, samples, target.request.forwards) as progress,
+    ):
+        progress.part("checkpoint")
+        folder, weights, notes = provide_checkpoint(target.checkpoint, options.checkpoint, progress)
+        environment = capture(lock, weights, notes)
+        record = open_record(options.resume, out, lock, environment)
+        console.print(f"record {record.path}", markup=False, soft_wrap=True)
+        try:
+            outcomes = run_arms(record, lock, folder, arms, samples, logs=out / "logs", observer=progress)
+        except BaseException as error:
+            abort(console, record, error, options)
+            raise
+    if not options.sign:
+        record.set_status("complete")
+        console.print(f"not signed: `sol sign {record.path}` closes it", markup=False, soft_wrap=True)
+        require_green(outcomes)
+        return Exit.PASSED
+    close_and_sign(record.path, options.key)
+    verdict = print_verification(record.path, options.key, as_json=options.as_json)
+    require_green(outcomes)
+    return verdict
+
+
+def chosen_arms(target: Target, asked: list[str]) -> list[ArmName]:
+    """The arms to run, in the vocabulary's order.
+
+    Raises:
+        UsageError: the target has no such arm.
+    """
+    known = [arm for arm in ARMS if arm in target.arms]
+    if "all" in asked:
+        return known
+    for arm in asked:
+        if arm not in known:
+            raise UsageError(f"target {target.name!r} has no arm {arm!r}", remedy=nearest(arm, [*known, "all"]))
+    wanted = asked or target.defaults.arms
+    return [arm for arm in known if arm in wanted]
+
+
+def announce(console: Console, lock: Lock, arms: list[ArmName], samples: int) -> None:
+    """Say what is about to be run."""
+    state = "open" if lock.overrides else "locked"
+    console.print(
+        f"target {lock.target}, lock {lock.digest[:12]} ({state}), arms {', '.join(arms)}, {samples} sample(s) each"
+    )
+    for override in lock.overrides:
+        console.print(f"  open: {override.key} = {override.value!r} (locked {override.locked!r})", markup=False)
+
+
+def provide_checkpoint(
+    checkpoint: Checkpoint, own: Path | None, progress: Progress
+) -> tuple[Path, CheckpointFound, list[str]]:
+    """The weights, verified: folder, what was found, and what makes the run open.
+
+    Raises:
+        CheckpointError: absent, or not what the lock asks for.
+    """
+    if own is not None:
+        if not (own / checkpoint.partition).is_dir():
+            raise UsageError(
+                f"{own} has no folder {checkpoint.partition}", remedy="name the folder that holds the partition"
+            )
+        files = list_files(own)
+        return own.absolute(), found(checkpoint, files), [f"weights come from --checkpoint, {len(files)} files"]
+    folder = ensure(checkpoint, on_part=lambda part: progress.part(f"writing the synthetic checkpoint: {part}"))
+    progress.part("verifying the checkpoint")
+    weights, notes = verify_synthetic(checkpoint, folder)
+    return folder, weights, notes
+
+
+def open_record(resume: Path | None, out: Path, lock: Lock, environment: Environment) -> RunRecord:
+    """A new record, or an unsigned one of the same lock and machine to add to.
+
+    Raises:
+        UsageError: the record to add to is signed, or of another lock.
+        EnvironmentRefused: it cannot be written, or this machine is not the one that began it.
+    """
+    if resume is None:
+        record = RunRecord.create(out.absolute(), lock)
+        record.write_environment(environment)
+        return record
+    record = RunRecord(resume.absolute())
+    if not (record.path / LOCK).is_file():
+        raise UsageError(f"{resume} is not a run record", remedy="name a directory that `sol benchmark` made")
+    if (record.path / ATTESTATION).exists():
+        raise UsageError(f"{resume} is signed, and a signed record is closed", remedy="start a new run")
+    before = Lock.model_validate_json((record.path / LOCK).read_bytes())
+    if before.digest != lock.digest:
+        raise UsageError(
+            f"{resume} was begun with lock {before.digest[:12]}",
+            needed=f"{lock.digest[:12]}, this command's",
+            remedy="give the same target and the same --set values",
+        )
+    old = Environment.model_validate_json((record.path / ENVIRONMENT).read_bytes())
+    changed = [name for name in COMPARABLE if getattr(old, name) != getattr(environment, name)]
+    if changed:
+        raise EnvironmentRefused(
+            f"the machine or the software differs from the record's in {', '.join(changed)}",
+            needed="the same, so that samples may stand beside each other",
+            remedy="start a new run",
+        )
+    record.set_status("running")
+    return record
+
+
+def abort(console: Console, record: RunRecord, error: BaseException, options: BenchmarkOptions) -> None:
+    """Close a record whose run ended early, with what it has. Each step may fail on a full disk; none hides the
+    error."""
+    reason = error.found if isinstance(error, SolError) else (str(error) or type(error).__name__)
+    with contextlib.suppress(OSError):
+        record.set_status("aborted", reason)
+    with contextlib.suppress(OSError, ValueError):
+        write_model(record.path / BENCHMARK, summarise(record.path))
+    if options.sign and isinstance(error, Interrupted):
+        with contextlib.suppress(OSError, SolError):
+            close_and_sign(record.path, options.key)
+    if isinstance(error, OSError):
+        raise EnvironmentRefused(
+            f"the record {record.path} could not be written: {error.strerror or error}",
+            needed="free space and write access until the end of the run",
+            remedy="free some space; what was finished is in the record, and --resume adds to it",
+        ) from error
+    console.print(f"aborted; what was finished is in {record.path}", markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def interrupts_raise() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise Interrupted, so that every `finally` runs: workers end, the record is closed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(f"interrupted by {signal.Signals(number).name}", remedy="--resume adds to the record")
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

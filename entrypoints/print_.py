@@ -1,0 +1,49 @@
+"""`sol print`: what a target runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from config.lock import load_target, lock_json, resolve, shipped_locks, target_names
+
+
+def show(target: str, overrides: list[str], *, as_json: bool) -> None:
+    """Print one target's lock, or all targets' titles.
+
+    Raises:
+        UsageError: no such target, key or value.
+    """
+    console = Console(highlight=False)
+    if target == "all":
+        table = Table("target", "what it is", "lock")
+        for name in target_names():
+            table.add_row(name, load_target(name).title, resolve(name).digest[:12])
+        console.print(table)
+        return
+    lock = resolve(target, overrides)
+    if as_json:
+        console.file.write(lock_json(lock).decode())
+        return
+    loaded = load_target(target, overrides)
+    console.print(f"[bold]{target}[/bold]: {loaded.title}")
+    shipped = "shipped with this release" if lock.digest in shipped_locks() else "not shipped: a run of it is open"
+    console.print(f"lock {lock.digest} ({shipped})")
+    for override in lock.overrides:
+        console.print(f"  changed: {override.key} = {override.value!r} (locked {override.locked!r})", markup=False)
+    table = Table("key", "value")
+    for key, value in flatten(lock.values):
+        table.add_row(key, value if len(value) <= 100 else f"{value[:97]}…")
+    console.print(table)
+    for note in loaded.notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Dotted keys with their JSON values."""
+    if isinstance(value, dict) and value:
+        return [pair for key in value for pair in flatten(value[key], f"{prefix}.{key}" if prefix else key)]
+    return [(prefix, json.dumps(value, ensure_ascii=False))]

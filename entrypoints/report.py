@@ -1,0 +1,63 @@
+"""`sol report`: what a record measured, in tables. It re-derives nothing and judges nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from config.errors import InvalidRecord
+from config.record import BENCHMARK, ArmResult, Benchmark
+
+
+def show_report(record: Path, *, as_json: bool) -> None:
+    """Print benchmark.json.
+
+    Raises:
+        InvalidRecord: there is none, or it is not of its model.
+    """
+    path = record / BENCHMARK
+    try:
+        data = path.read_bytes()
+        benchmark = Benchmark.model_validate_json(data)
+    except OSError as error:
+        raise InvalidRecord(f"{path}: {error.strerror}", remedy="name a directory that `sol benchmark` made") from error
+    except ValidationError as error:
+        raise InvalidRecord(
+            f"{path} is not a benchmark: {error.error_count()} faults", remedy="`sol verify`"
+        ) from error
+    console = Console(highlight=False)
+    if as_json:
+        console.file.write(data.decode())
+        return
+    kind = "locked" if benchmark.locked else "open"
+    console.print(
+        f"target {benchmark.target}, lock {benchmark.lock_digest[:12]} ({kind}), weights: {benchmark.weights}"
+    )
+    console.print(table_of(benchmark))
+    for ratio in benchmark.ratios:
+        times = f"{ratio.seconds:.3f}x end to end, {ratio.denoise_seconds:.3f}x denoising"
+        console.print(f"{ratio.arm} over {ratio.baseline}: {times}")
+    if benchmark.weights == "synthetic":
+        console.print("Synthetic weights: no figure here stands beside a published one.")
+
+
+def table_of(benchmark: Benchmark) -> Table:
+    """One row an arm."""
+    table = Table("arm", "outcome", "gate", "n", "seconds (median)", "denoise s", "computed", "density")
+    for name, arm in benchmark.arms.items():
+        table.add_row(name, arm.outcome, *columns(arm))
+    return table
+
+
+def columns(arm: ArmResult) -> list[str]:
+    """An arm's cells; what was not measured says so."""
+    last = arm.samples[-1] if arm.samples else None
+    gate = "-" if arm.gate is None else ("green" if arm.gate.passed else "RED")
+    seconds = f"{arm.seconds.median:.2f}" if arm.seconds else "not measured"
+    denoise = f"{arm.denoise_seconds.median:.2f}" if arm.denoise_seconds else "not measured"
+    computed = f"{last.cache.compute} of {last.cache.calls}" if last and last.cache else "-"
+    density = f"{last.density.mean:.2%}" if last and last.density else "-"
+    return [gate, str(len(arm.samples)), seconds, denoise, computed, density]

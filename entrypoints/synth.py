@@ -1,0 +1,34 @@
+"""`sol synth`: a target's synthetic checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+
+from rich.console import Console
+
+from config.errors import UsageError
+from config.lock import load_target
+from engine.checkpoint.store import checkpoint_folder, ensure, verify_synthetic
+
+
+def synthesise(target: str, overrides: list[str], *, force: bool) -> None:
+    """Write and verify it.
+
+    Raises:
+        UsageError: the target's checkpoint is a published one.
+        EnvironmentRefused: it cannot be written.
+        CheckpointError: what is there is not what ships.
+    """
+    checkpoint = load_target(target, overrides).checkpoint
+    if checkpoint.kind != "synthetic":
+        raise UsageError(f"target {target!r} runs the published checkpoint", remedy="choose cpu, cpu-fbc or h200")
+    console = Console(highlight=False)
+    folder = checkpoint_folder(checkpoint)
+    if force:
+        shutil.rmtree(folder, ignore_errors=True)
+    ensure(checkpoint, on_part=lambda part: console.print(f"writing {part}"))
+    found, notes = verify_synthetic(checkpoint, folder)
+    size = sum(file.bytes for file in found.files)
+    console.print(f"{folder}: {len(found.files)} files, {size / 1e6:.0f} MB, SHA-256 of the list {found.sha256}")
+    for note in notes:
+        console.print(f"note: {note}")
