@@ -277,6 +277,11 @@ def _apply(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
         if not _is_unicode(assignment):
             raise UsageError(f"override {assignment!r} is not valid UTF-8", remedy="write the value in UTF-8")
         *sections, key = match["key"].split(".")
+        if (first := [*sections, key][0]) in UNLOCKED:
+            raise UsageError(
+                f"override {assignment!r}: {first!r} is not part of a lock, so the override would do nothing",
+                remedy="choose arms with --arm and the number of samples with --samples",
+            )
         node = tree
         for section in sections:
             child = node.setdefault(section, {})
@@ -300,7 +305,7 @@ def _apply(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
 def _parse(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # TOMLDecodeError, or an integer too long for Python to convert
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
 
