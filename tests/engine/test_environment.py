@@ -1,0 +1,57 @@
+"""environment.json tells what is needed to compare, and names nobody."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+from pathlib import Path
+
+import pytest
+
+from config.lock import resolve
+from config.record import CheckpointFile, CheckpointFound
+from engine import environment
+
+WEIGHTS = CheckpointFound(
+    kind="synthetic",
+    revision="",
+    sha256="0" * 64,
+    files=(CheckpointFile(path="FL2VA/a", bytes=1, sha256="0" * 64),),
+)
+
+
+@pytest.fixture(scope="module")
+def captured() -> environment.Environment:
+    return environment.capture(resolve("cpu"), WEIGHTS, ["a sentence"])
+
+
+def test_versions_are_those_of_the_running_interpreter(captured: environment.Environment) -> None:
+    import numpy
+    import torch
+
+    versions = {package.name: package.version for package in captured.packages}
+    assert versions["numpy"] == numpy.__version__
+    assert captured.torch == torch.__version__
+    assert captured.cuda == (torch.version.cuda or "")
+    assert captured.differences[-1] == "a sentence"
+
+
+def test_no_host_name_user_or_path_is_told(captured: environment.Environment) -> None:
+    text = captured.model_dump_json()
+    assert f'"{platform.node()}"' not in text
+    assert str(Path.home()) + "/" not in text
+    assert getpass.getuser() + "@" not in text
+
+
+def test_pinned_sources_are_hashed_as_installed(captured: environment.Environment) -> None:
+    assert captured.sglang_sources == environment.sglang_pins("cpu")
+    assert any(path.endswith("dits/minimax_h3.py") for path in captured.sglang_sources)
+
+
+def test_what_differs_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = resolve("rtx4090")
+    found = environment.differences(lock, (), {}, "")
+    assert any("outside the target's image" in text for text in found)
+    assert any("GPUs are none, not 1x NVIDIA GeForce RTX 4090" in text for text in found)
+    monkeypatch.setattr(environment, "package_differences", lambda image: ["numpy 1 (locked 2)"])
+    assert any("numpy 1 (locked 2)" in text for text in environment.differences(lock, (), {}, "sha256:0"))
