@@ -5,9 +5,9 @@
     .venv/bin/python scripts/refresh_lock.py --upgrade   newest versions that the .in files allow
     .venv/bin/python scripts/refresh_lock.py --check     write nothing; exit 1 when a lock is not what it would write
 
-A lock holds every wheel that pip may choose under CPython 3.11 to 3.13 on Linux x86_64 and aarch64, and nothing else: no
-source distribution (installing one runs code that no hash here describes), no musl, Windows or macOS wheel. uv resolves
-(from PATH, else from a throw-away virtual environment); it needs a package index and reads no pip configuration.
+A lock holds every wheel that pip may choose under CPython 3.11 to 3.13 on Linux x86_64 and aarch64, and nothing else:
+no source distribution (installing one runs code that no hash here describes), no musl, Windows or macOS wheel. uv
+resolves (from PATH, else from a throw-away virtual environment); it needs a package index and reads no pip settings.
 """
 
 from __future__ import annotations
