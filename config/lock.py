@@ -7,7 +7,6 @@ open, never locked.
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 import re
@@ -144,9 +143,8 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Lock:
     Raises:
         UsageError: the target, a key or a value is not one that exists.
     """
-    raw = _read(name)
-    base = _values(_validated(name, raw))
-    values = _values(_validated(name, _apply(raw, overrides))) if overrides else base
+    base = _values(load_target(name))
+    values = _values(load_target(name, overrides)) if overrides else base
     differences = tuple(_differences(base, values))
     return Lock(target=name, digest=_digest(values), base_digest=_digest(base), overrides=differences, values=values)
 
@@ -266,8 +264,8 @@ def _walk(loc: Sequence[str]) -> tuple[list[str], list[str]]:
 _ASSIGNMENT = re.compile(r"^(?P<key>[A-Za-z_][\w-]*(?:\.[\w-]+)*)=(?P<value>.*)$", re.DOTALL)
 
 
-def _apply(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    tree: dict[str, Any] = copy.deepcopy(dict(raw))
+def _apply(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Put overrides into a target's tables, in place."""
     for assignment in overrides:
         match = _ASSIGNMENT.match(assignment)
         if match is None:

@@ -48,8 +48,8 @@ class Hardware(Setting):
 
     @model_validator(mode="after")
     def _gpu_is_named(self) -> Hardware:
-        named = bool(self.gpu_name and self.gpu_count and self.compute_capability)
-        if named != (self.kind == "cuda"):
+        named = [bool(self.gpu_name), bool(self.gpu_count), bool(self.compute_capability)]
+        if named != [self.kind == "cuda"] * 3:
             raise ValueError("a cuda target names gpu_name, gpu_count and compute_capability; a cpu target names none")
         return self
 

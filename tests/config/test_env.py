@@ -61,7 +61,7 @@ def test_names_what_would_change_the_run(name: str) -> None:
 
 def test_every_offender_is_named_at_once() -> None:
     with pytest.raises(UsageError) as caught:
-        refuse_influences({"H3_SEED": "1", "NCCL_DEBUG": "INFO", "HOME": "/"}, make_lock({}))
+        refuse_influences({"NCCL_DEBUG": "INFO", "H3_SEED": "1", "HOME": "/"}, make_lock({}))
     assert "unset H3_SEED NCCL_DEBUG;" in caught.value.remedy
     assert "HOME" not in str(caught.value)
 

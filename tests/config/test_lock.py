@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from config.canonical import canonical_json
 from config.errors import Exit, UsageError
@@ -179,6 +180,21 @@ def test_overrides_that_carry_others_along() -> None:
     assert lock.resolved.request.prompt_sha256 == hashlib.sha256(b"A cat.").hexdigest()
 
 
+def test_a_prompt_by_name_replaces_a_text() -> None:
+    assert resolve("cpu", ["request.prompt_text=A cat.", "request.prompt=starship"]) == resolve("cpu")
+
+
+def test_a_prompt_loses_one_newline_at_its_end_and_nothing_else(tmp_path: Path) -> None:
+    with target_folder(tmp_path):
+        (tmp_path / "prompts/hello.txt").write_text(" hello \n\n", "utf-8")
+        assert read_prompt("hello") == " hello \n"
+
+
+def test_a_target_cannot_be_changed_in_place() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        load_target("cpu").sol_attn.tau = 2.0  # type: ignore[misc]
+
+
 def test_another_cache_is_one_table() -> None:
     lock = resolve("cpu", ['cache={kind="firstblockcache", threshold=0.08}'])
     assert lock.values["cache"] == {"kind": "firstblockcache", "threshold": 0.08}
@@ -234,6 +250,9 @@ def test_overriding_with_the_same_value_is_no_difference(name: str) -> None:
         ("arms.dense.cache=true", "arms.dense: a stock arm switches nothing on"),
         ("arms.fullopt.compile=true", "compile.enabled is false"),
         ("vae.resident_after_denoise=false", "vae.resident_after_denoise is false"),
+        ("hardware.gpu_name=NVIDIA H100", "hardware: a cuda target names gpu_name, gpu_count and compute_capability"),
+        ("checkpoint.repo=somebody/weights", "checkpoint: a synthetic checkpoint has a preset, and no repo"),
+        ("checkpoint.kind=hub", "checkpoint: a hub checkpoint has repo and revision"),
         ("env.A.B=1", "env.A: Input should be a valid string"),
         ("checkpoint.preset=", "a synthetic checkpoint has a preset"),
     ],
