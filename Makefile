@@ -5,6 +5,11 @@ SHELL := /bin/bash
 VENV := $(or $(SOL_VENV),.venv)
 PYTHON := $(VENV)/bin/python
 
+# Every check runs, whatever the ones before it found.
+LINT = $(PYTHON) -m ruff check . || status=1; \
+	$(PYTHON) -m ruff format --check . || status=1; \
+	$(PYTHON) -m mypy || status=1
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint setup clean
 
@@ -15,17 +20,10 @@ demo: setup ## run the CPU target: dense and full optimisation, gated, recorded,
 	@$(VENV)/bin/sol benchmark cpu --arm dense --arm fullopt
 
 test: setup ## lint, types and every test
-	@status=0; \
-	$(MAKE) --no-print-directory lint SETUP_DONE=1 || status=1; \
-	$(PYTHON) -m pytest || status=1; \
-	exit $$status
+	@status=0; $(LINT); $(PYTHON) -m pytest || status=1; exit $$status
 
-lint: $(if $(SETUP_DONE),,setup) ## ruff and mypy
-	@status=0; \
-	$(PYTHON) -m ruff check . || status=1; \
-	$(PYTHON) -m ruff format --check . || status=1; \
-	$(PYTHON) -m mypy || status=1; \
-	exit $$status
+lint: setup ## ruff and mypy
+	@status=0; $(LINT); exit $$status
 
 setup: ## ffmpeg and the virtual environment, as far as they are missing
 	@scripts/bootstrap.sh
