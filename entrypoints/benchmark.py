@@ -93,13 +93,13 @@ def run_benchmark(options: BenchmarkOptions) -> Exit:
         except BaseException as error:
             abort(console, record, error, options)
             raise
+    record.set_status("complete")
     if not options.sign:
-        record.set_status("complete")
         console.print(f"not signed: `sol sign {record.path}` closes it", markup=False, soft_wrap=True)
         require_green(outcomes)
         return Exit.PASSED
     close_and_sign(record.path, options.key)
-    verdict = print_verification(record.path, options.key, as_json=options.as_json)
+    verdict = print_verification(record.path, as_json=options.as_json)
     require_green(outcomes)
     return verdict
 

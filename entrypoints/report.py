@@ -32,6 +32,11 @@ def show_report(record: Path, *, as_json: bool) -> None:
     if as_json:
         console.file.write(data.decode())
         return
+    print_benchmark(console, benchmark)
+
+
+def print_benchmark(console: Console, benchmark: Benchmark) -> None:
+    """Arms, times and ratios of a benchmark."""
     kind = "locked" if benchmark.locked else "open"
     console.print(
         f"target {benchmark.target}, lock {benchmark.lock_digest[:12]} ({kind}), weights: {benchmark.weights}"
