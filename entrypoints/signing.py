@@ -52,7 +52,7 @@ def sign_record(record: Path, key: Path | None) -> Exit:
 
 
 def close_and_sign(record: Path, key: Path | None) -> list[Finding]:
-    """Put every check to a record, and sign the record with what they found. Without a key, with one that is then forgotten.
+    """Put every check to a record, and sign it with what they found. Without a key, with one that is then forgotten.
 
     Raises:
         UsageError: it is signed already, still being written, or the key cannot be used.

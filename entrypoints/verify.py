@@ -37,7 +37,7 @@ def verify_and_print(record: Path, trust: Path | None, *, as_json: bool) -> Exit
 
 
 def print_verification(record: Path, *, as_json: bool) -> Exit:
-    """Judge a record that this process has just signed: whether others trust its key is theirs to say, and no failure."""
+    """Judge a record that this process has just signed: whether its key is trusted is for others to say, no failure."""
     report = verify_record(record)
     print_report(report, as_json=as_json)
     return report.result_exit_code
