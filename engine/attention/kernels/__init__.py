@@ -34,7 +34,7 @@ class Plan:
     registers: int = 0
 
 
-SM90 = Plan("sm90", group=3, stages=6, registers=160)
+SM90 = Plan("sm90", group=3, stages=7, registers=160)
 # A stage holds 32 KiB of K and V, a query block 16 KiB: within the 163 KiB of shared memory of SM80, the 99 KiB of SM89.
 POINTER = {(8, 0): Plan("pointer-sm80", group=1, stages=3), (8, 9): Plan("pointer-sm89", group=1, stages=2)}
 POINTER_OTHER = Plan("pointer", group=1, stages=2)
@@ -91,6 +91,7 @@ def attend(
     step = (q[0], k[0], v[0], out[0], None if lse is None else lse[0], summaries, lists, options)
     if plan.variant == SM90.variant:
         attend_sm90.attend(*step, stages=plan.stages, registers=plan.registers)
+        attend_pointer.repair(*step)
     else:
         attend_pointer.attend(*step, stages=plan.stages)
     return SolAttentionResult(out, lists.counts, lse, f"native/{plan.variant}")

@@ -23,8 +23,37 @@ from engine.attention.kernels.lists import Lists, dense_block_range
 from engine.attention.kernels.summaries import Summaries
 from engine.attention.routing import BLOCK, LOG2_E, num_blocks
 
-LOWEST = gl.constexpr(-1.0e38)  # below every score; finite, so that differences of two of them are no NaN
+# Bounds of a row's sum of probabilities. Beyond them its query block is done again with running maxima.
+SMALLEST = gl.constexpr(2.0**-60)
+LARGEST = gl.constexpr(2.0**60)
 LN_2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+def _item(
+    ticket, p_lists, p_lengths, dense_start, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups,
+    G: gl.constexpr, BT: gl.constexpr,
+):  # fmt: skip
+    """The group of query blocks that a ticket stands for, and the lengths of the three parts of its stream.
+
+    Dense groups come first: each is several times a sparse one, so none may start last.
+    """
+    is_dense = (ticket < dense_groups * H).to(gl.int32)
+    rest = gl.where(is_dense != 0, ticket, ticket - dense_groups * H)
+    of_head = gl.where(is_dense != 0, dense_groups, groups)
+    i_head = rest // of_head
+    i_group = rest % of_head
+    first_block = gl.where(is_dense != 0, dense_start // BT, 0) + i_group * G
+    i_list = i_head * groups + gl.where(is_dense != 0, 0, i_group)
+    tail_tiles = (T % BT != 0).to(gl.int32)
+    length = gl.load(p_lengths + i_list)
+    length = gl.where(is_dense != 0, N - tail_tiles, length)
+    # A group all of whose blocks are dense has nothing to do here: its list is empty, and so must its stream be.
+    all_dense = (is_dense == 0) & (first_block >= dense_skip_first)
+    all_dense = all_dense & (gl.minimum(first_block + G, N) <= dense_skip_last)
+    mean_tiles = gl.where((is_dense != 0) | all_dense, 0, (N + BT - 1) // BT)
+    tail_tiles = gl.where(all_dense, 0, tail_tiles)
+    return i_head, first_block, is_dense, p_lists + i_list.to(gl.int64) * N, mean_tiles, tail_tiles, length
 
 
 @gluon.jit
@@ -39,42 +68,89 @@ def _produce(
     arguments, G: gl.constexpr, SHIFT: gl.constexpr, STAGES: gl.constexpr, BT: gl.constexpr, D: gl.constexpr
 ):
     (
-        d_k, d_v, d_k_mean, d_v_sum, k_ring, v_ring, full, empty,
-        p_list, length, mean_tiles, tail_tiles, tail_row, col_k, col_v, col_mean, is_dense,
+        d_k, d_v, d_k_mean, d_v_sum, k_ring, v_ring, full, empty, tickets, announced, taken,
+        p_lists, p_lengths, p_counter, stride_kh, stride_vh,
+        dense_start, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups,
     ) = arguments  # fmt: skip
     MASK: gl.constexpr = (1 << SHIFT) - 1
     ALL: gl.constexpr = (1 << G) - 1
     BYTES: gl.constexpr = 2 * BT * D * 2
-    e = _entry(p_list, 0, length, is_dense, ALL, SHIFT)
-    for t in range(mean_tiles + tail_tiles + length):
-        stage = t % STAGES
-        mbarrier.wait(empty.index(stage), ((t // STAGES) & 1) ^ 1)
-        mbarrier.expect(full.index(stage), BYTES)
-        if t < mean_tiles:
-            tma.async_copy_global_to_shared(d_k_mean, [t * BT, col_mean], full.index(stage), k_ring.index(stage))
-            tma.async_copy_global_to_shared(d_v_sum, [t * BT, col_mean], full.index(stage), v_ring.index(stage))
-        else:
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    items = (dense_groups + groups) * H
+    base = 0  # tiles streamed in earlier items
+    turn = 0
+    ticket = gl.program_id(0)
+    while ticket < items:
+        slot = turn & 1
+        mbarrier.wait(taken.index(slot), ((turn >> 1) & 1) ^ 1)
+        tickets.index(slot).store(gl.full([1], ticket, gl.int32, ONE))
+        mbarrier.arrive(announced.index(slot), count=1)
+        turn += 1
+
+        i_head, first_block, is_dense, p_list, mean_tiles, tail_tiles, length = _item(
+            ticket, p_lists, p_lengths, dense_start, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups,
+            G, BT,
+        )  # fmt: skip
+        ticket = gl.atomic_add(p_counter, 1) + gl.num_programs(0)
+        col_k = i_head * stride_kh
+        col_v = i_head * stride_vh
+        col_mean = i_head * D
+        e = _entry(p_list, 0, length, is_dense, ALL, SHIFT)
+        total = mean_tiles + tail_tiles + length
+        for t in range(total):
+            n = base + t
+            stage = n % STAGES
             s = t - mean_tiles - tail_tiles
-            row = gl.where(s < 0, tail_row, (e & MASK) * BT)
-            e = _entry(p_list, s + 1, length, is_dense, ALL, SHIFT)
-            tma.async_copy_global_to_shared(d_k, [row, col_k], full.index(stage), k_ring.index(stage))
-            tma.async_copy_global_to_shared(d_v, [row, col_v], full.index(stage), v_ring.index(stage))
+            mbarrier.wait(empty.index(stage), ((n // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(stage), BYTES)
+            if t < mean_tiles:
+                tma.async_copy_global_to_shared(d_k_mean, [t * BT, col_mean], full.index(stage), k_ring.index(stage))
+                tma.async_copy_global_to_shared(d_v_sum, [t * BT, col_mean], full.index(stage), v_ring.index(stage))
+            else:
+                row = gl.where(s < 0, N - 1, e & MASK) * BT
+                e = _entry(p_list, s + 1, length, is_dense, ALL, SHIFT)
+                tma.async_copy_global_to_shared(d_k, [row, col_k], full.index(stage), k_ring.index(stage))
+                tma.async_copy_global_to_shared(d_v, [row, col_v], full.index(stage), v_ring.index(stage))
+        base += total
+    slot = turn & 1
+    mbarrier.wait(taken.index(slot), ((turn >> 1) & 1) ^ 1)
+    tickets.index(slot).store(gl.full([1], ticket, gl.int32, ONE))
+    mbarrier.arrive(announced.index(slot), count=1)
 
 
 @gluon.jit
-def _scores(b_q, k_tile, S_LAYOUT: gl.constexpr, BT: gl.constexpr):
+def _release(empty, stage):
+    """Give a tile's place in the ring back once all warps of this warpgroup have read it."""
+    gl.thread_barrier()
+    mbarrier.arrive(empty.index(stage), count=1)
+
+
+@gluon.jit
+def _scores(b_q, k_tile, BT: gl.constexpr):
+    S_LAYOUT: gl.constexpr = b_q.type.layout.parent
     b_s = gl.zeros([BT, BT], gl.float32, S_LAYOUT)
     b_s = warpgroup_mma(b_q, k_tile.permute((1, 0)), b_s, use_acc=False, is_async=True)
     return warpgroup_mma_wait(0, deps=(b_s,))
 
 
 @gluon.jit
-def _accumulate(b_p, alpha, v_tile, acc, O_LAYOUT: gl.constexpr):
-    b_p = gl.convert_layout(b_p.to(gl.bfloat16), gl.DotOperandLayout(0, O_LAYOUT, 2))
-    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))
-    acc = acc * alpha[:, None]
+def _accumulate(b_e, v_tile, acc):
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    b_p = gl.convert_layout(b_e.to(gl.bfloat16), P_LAYOUT)
     acc = warpgroup_mma(b_p, v_tile, acc, is_async=True)
     return warpgroup_mma_wait(0, deps=(acc,))
+
+
+@gluon.jit
+def _take(tickets, announced, taken, turn):
+    """The next ticket."""
+    EVERY: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    slot = turn & 1
+    mbarrier.wait(announced.index(slot), (turn >> 1) & 1)
+    ticket = gl.max(tickets.index(slot).load(EVERY), 0)
+    gl.thread_barrier()
+    mbarrier.arrive(taken.index(slot), count=1)
+    return ticket
 
 
 @gluon.jit
@@ -84,9 +160,9 @@ def _consume(
     BT: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
     (
-        p_q, p_o, p_lse, p_list, p_bits, k_ring, v_ring, full, empty,
+        p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_reference, p_flags, k_ring, v_ring, full, empty, tickets, announced, taken,
         stride_qt, stride_qh, stride_ot, stride_oh,
-        c, i_head, first_block, length, mean_tiles, tail_tiles, dense_start, dense_stop, is_dense, T, N, H, words,
+        c, dense_start, dense_stop, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups, words,
     ) = arguments  # fmt: skip
     ALL: gl.constexpr = (1 << G) - 1
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BT, 16])
@@ -95,131 +171,141 @@ def _consume(
     ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     COLS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
 
-    i_q = first_block + MEMBER
-    rows = i_q * BT + gl.arange(0, BT, gl.SliceLayout(1, Q_LAYOUT))
-    channels = gl.arange(0, D, gl.SliceLayout(0, Q_LAYOUT))
-    p_tile = p_q + i_head.to(gl.int64) * stride_qh + rows.to(gl.int64)[:, None] * stride_qt + channels[None, :]
-    b_q = gl.load(p_tile, mask=(rows < T)[:, None], other=0.0)  # [BT, D]
+    items = (dense_groups + groups) * H
+    base = 0  # tiles streamed in earlier items
+    turn = 0
+    ticket = _take(tickets, announced, taken, turn)
+    while ticket < items:
+        turn += 1
+        i_head, first_block, is_dense, p_list, mean_tiles, tail_tiles, length = _item(
+            ticket, p_lists, p_lengths, dense_start, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups,
+            G, BT,
+        )  # fmt: skip
+        before = mean_tiles + tail_tiles
+        i_q = first_block + MEMBER
+        rows = i_q * BT + gl.arange(0, BT, gl.SliceLayout(1, Q_LAYOUT))
+        channels = gl.arange(0, D, gl.SliceLayout(0, Q_LAYOUT))
+        p_tile = p_q + i_head.to(gl.int64) * stride_qh + rows.to(gl.int64)[:, None] * stride_qt + channels[None, :]
+        b_q = gl.load(p_tile, mask=(rows < T)[:, None], other=0.0)  # [BT, D]
+        p_row = p_bits + (i_head.to(gl.int64) * N + gl.minimum(i_q, N - 1)) * words
 
-    acc = gl.zeros([BT, D], gl.float32, O_LAYOUT)
-    b_max = gl.full([BT], LOWEST, gl.float32, ROWS)
-    b_sum = gl.zeros([BT], gl.float32, ROWS)
+        # Probabilities are relative to one number a query block, and not to each row's maximum: as bfloat16 has float32's
+        # range, that costs no precision. Where a row's scores are too far from it for float32, the block is flagged.
+        reference = gl.load(p_reference + gl.minimum(i_q, N - 1) * H + i_head)
+        acc = gl.zeros([BT, D], gl.float32, O_LAYOUT)
+        b_sum = gl.zeros([BT], gl.float32, ROWS)
 
-    # Means, and the ragged block: tiles whose columns need a mask and a weight.
-    j = gl.arange(0, BT, COLS)
-    p_row = p_bits + (i_head.to(gl.int64) * N + gl.minimum(i_q, N - 1)) * words
-    tail = T - (N - 1) * BT
-    for t in range(mean_tiles + tail_tiles):
-        is_mean = t < mean_tiles
-        first = gl.where(is_mean, t * BT, N - 1)
-        block = first + gl.where(is_mean, j, 0)
-        bit = (gl.load(p_row + block // 32) >> (block % 32)) & 1
-        exact = (bit != 0) | (is_dense != 0)
-        live = gl.where(is_mean, (exact == 0) & (block < N), exact & (j < tail))
-        weight = gl.where(is_mean, gl.where(block == N - 1, tail, BT), 1).to(gl.float32)
-        stage = t % STAGES
-        mbarrier.wait(full.index(stage), (t // STAGES) & 1)
-        b_s = _scores(b_q, k_ring.index(stage), S_LAYOUT, BT) * c
-        b_s = gl.where(live[None, :], b_s, float("-inf"))
-        top = gl.maximum(b_max, gl.max(b_s, 1))
-        alpha = gl.exp2(b_max - top)
-        b_p = gl.exp2(b_s - top[:, None])
-        b_sum = b_sum * alpha + gl.sum(b_p * weight[None, :], 1)
-        b_max = top
-        acc = _accumulate(b_p, alpha, v_ring.index(stage), acc, O_LAYOUT)
-        gl.thread_barrier()
-        mbarrier.arrive(empty.index(stage), count=1)
+        j = gl.arange(0, BT, COLS)
+        tail = T - (N - 1) * BT
+        for t in range(mean_tiles):
+            low = gl.load(p_row + 2 * t)
+            high = gl.load(p_row + 2 * t + 1)
+            approximate = ((gl.where(j < 32, low, high) >> (j % 32)) & 1) == 0
+            n = base + t
+            stage = n % STAGES
+            mbarrier.wait(full.index(stage), (n // STAGES) & 1)
+            b_s = _scores(b_q, k_ring.index(stage), BT) * c - reference
+            b_e = gl.exp2(gl.where(approximate[None, :], b_s, float("-inf")))
+            b_sum += gl.sum(b_e, 1) * BT
+            if t == mean_tiles - 1:  # the last block weighs fewer tokens
+                b_sum += gl.sum(gl.where((t * BT + j == N - 1)[None, :], b_e, 0.0), 1) * (tail - BT)
+            acc = _accumulate(b_e, v_ring.index(stage), acc)
+            _release(empty, stage)
 
-    before = mean_tiles + tail_tiles
-    e = _entry(p_list, 0, length, is_dense, ALL, SHIFT)
-    for s in range(length):
-        t = before + s
-        stage = t % STAGES
-        mine = (e >> (SHIFT + MEMBER)) & 1
-        e = _entry(p_list, s + 1, length, is_dense, ALL, SHIFT)
-        mbarrier.wait(full.index(stage), (t // STAGES) & 1)
-        if mine != 0:
-            b_s = _scores(b_q, k_ring.index(stage), S_LAYOUT, BT)
-            top = gl.maximum(b_max, gl.max(b_s, 1) * c)
-            alpha = gl.exp2(b_max - top)
-            b_p = gl.exp2(b_s * c - top[:, None])
-            b_sum = b_sum * alpha + gl.sum(b_p, 1)
-            b_max = top
-            acc = _accumulate(b_p, alpha, v_ring.index(stage), acc, O_LAYOUT)
-        gl.thread_barrier()
-        mbarrier.arrive(empty.index(stage), count=1)
+        if tail_tiles != 0:
+            n = base + mean_tiles
+            stage = n % STAGES
+            bit = (gl.load(p_row + (N - 1) // 32) >> ((N - 1) % 32)) & 1
+            mbarrier.wait(full.index(stage), (n // STAGES) & 1)
+            if (bit != 0) | (is_dense != 0):
+                b_s = _scores(b_q, k_ring.index(stage), BT) * c - reference
+                b_e = gl.exp2(gl.where((j < tail)[None, :], b_s, float("-inf")))
+                b_sum += gl.sum(b_e, 1)
+                acc = _accumulate(b_e, v_ring.index(stage), acc)
+            _release(empty, stage)
 
-    o_rows = i_q * BT + gl.arange(0, BT, gl.SliceLayout(1, O_LAYOUT))
-    in_dense = (o_rows >= dense_start) & (o_rows < dense_stop)
-    keep = (o_rows < T) & (in_dense == (is_dense != 0))
-    b_o = acc / gl.convert_layout(b_sum, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    o_channels = gl.arange(0, D, gl.SliceLayout(0, O_LAYOUT))
-    p_out = p_o + i_head.to(gl.int64) * stride_oh + o_rows.to(gl.int64)[:, None] * stride_ot + o_channels[None, :]
-    gl.store(p_out, b_o.to(gl.bfloat16), mask=keep[:, None])
-    if LSE:
-        b_lse = gl.convert_layout((b_max + gl.log2(b_sum)) * LN_2, gl.SliceLayout(1, O_LAYOUT))
-        gl.store(p_lse + o_rows.to(gl.int64) * H + i_head, b_lse, mask=keep)
+        e = _entry(p_list, 0, length, is_dense, ALL, SHIFT)
+        for s in range(length):
+            n = base + before + s
+            stage = n % STAGES
+            mine = (e >> (SHIFT + MEMBER)) & 1
+            e = _entry(p_list, s + 1, length, is_dense, ALL, SHIFT)
+            mbarrier.wait(full.index(stage), (n // STAGES) & 1)
+            if mine != 0:
+                b_e = gl.exp2(_scores(b_q, k_ring.index(stage), BT) * c - reference)
+                b_sum += gl.sum(b_e, 1)
+                acc = _accumulate(b_e, v_ring.index(stage), acc)
+            _release(empty, stage)
+
+        o_rows = i_q * BT + gl.arange(0, BT, gl.SliceLayout(1, O_LAYOUT))
+        in_dense = (o_rows >= dense_start) & (o_rows < dense_stop)
+        keep = (o_rows < T) & (in_dense == (is_dense != 0))
+        b_total = gl.convert_layout(b_sum, gl.SliceLayout(1, O_LAYOUT))
+        fine = (b_total > SMALLEST) & (b_total < LARGEST) & (gl.max(gl.abs(acc), 1) < float("inf"))
+        failed = gl.max((keep & (fine == 0)).to(gl.int32), 0)
+        gl.store(p_flags + i_q * H + i_head, failed, mask=failed != 0)
+        gl.store(p_flags + N * H, failed, mask=failed != 0)
+
+        b_o = acc / b_total[:, None]
+        o_channels = gl.arange(0, D, gl.SliceLayout(0, O_LAYOUT))
+        p_out = p_o + i_head.to(gl.int64) * stride_oh + o_rows.to(gl.int64)[:, None] * stride_ot + o_channels[None, :]
+        gl.store(p_out, b_o.to(gl.bfloat16), mask=keep[:, None])
+        if LSE:
+            b_lse = (reference + gl.log2(b_total)) * LN_2
+            gl.store(p_lse + o_rows.to(gl.int64) * H + i_head, b_lse, mask=keep)
+        base += before + length
+        ticket = _take(tickets, announced, taken, turn)
 
 
 @gluon.jit
 def _attend_kernel(
     d_k, d_v, d_k_mean, d_v_sum,
-    p_q, p_o, p_lse, p_lists, p_lengths, p_bits,
+    p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_counter, p_reference, p_flags,
     stride_qt, stride_qh, stride_kh, stride_vh, stride_ot, stride_oh,
     c, dense_start, dense_stop, dense_skip_first, dense_skip_last, dense_groups,
     T, N, H, groups, words,
     G: gl.constexpr, SHIFT: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, LSE: gl.constexpr,
     BT: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
-    # Dense groups first: each is several times a sparse one, so none may start last.
-    pid = gl.program_id(0)
-    is_dense = (pid < dense_groups * H).to(gl.int32)
-    rest = gl.where(is_dense != 0, pid, pid - dense_groups * H)
-    of_head = gl.where(is_dense != 0, dense_groups, groups)
-    i_head = rest // of_head
-    i_group = rest % of_head
-    first_block = gl.where(is_dense != 0, dense_start // BT, 0) + i_group * G
-
-    ragged = T % BT != 0
-    tail_tiles = ragged.to(gl.int32)
-    p_list = p_lists + (i_head * groups + gl.where(is_dense != 0, 0, i_group)).to(gl.int64) * N
-    length = gl.where(is_dense != 0, N - tail_tiles, gl.load(p_lengths + i_head * groups + i_group, mask=is_dense == 0, other=0))
-    mean_tiles = gl.where(is_dense != 0, 0, (N + BT - 1) // BT)
-    # A group whose blocks are all dense has nothing to do here.
-    all_dense = (is_dense == 0) & (first_block >= dense_skip_first)
-    all_dense = all_dense & (gl.minimum(first_block + G, N) <= dense_skip_last)
-    mean_tiles = gl.where(all_dense, 0, mean_tiles)
-    tail_tiles = gl.where(all_dense, 0, tail_tiles)
-
     k_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BT, D], d_k.layout)
     v_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BT, D], d_v.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    tickets = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    announced = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    taken = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=G)
+    for i in gl.static_range(2):
+        mbarrier.init(announced.index(i), count=1)
+        mbarrier.init(taken.index(i), count=G)
 
     producer = (
-        d_k, d_v, d_k_mean, d_v_sum, k_ring, v_ring, full, empty,
-        p_list, length, mean_tiles, tail_tiles, (N - 1) * BT, i_head * stride_kh, i_head * stride_vh, i_head * D, is_dense,
+        d_k, d_v, d_k_mean, d_v_sum, k_ring, v_ring, full, empty, tickets, announced, taken,
+        p_lists, p_lengths, p_counter, stride_kh, stride_vh,
+        dense_start, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups,
     )  # fmt: skip
     consumer = (
-        p_q, p_o, p_lse, p_list, p_bits, k_ring, v_ring, full, empty,
+        p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_reference, p_flags, k_ring, v_ring, full, empty, tickets, announced, taken,
         stride_qt, stride_qh, stride_ot, stride_oh,
-        c, i_head, first_block, length, mean_tiles, tail_tiles, dense_start, dense_stop, is_dense, T, N, H, words,
+        c, dense_start, dense_stop, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups, words,
     )  # fmt: skip
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     THIRD: gl.constexpr = 2
-    if G == 1:
-        gl.warp_specialize([(_consume, (consumer, FIRST, G, SHIFT, STAGES, LSE, BT, D)), (_produce, (producer, G, SHIFT, STAGES, BT, D))], [1], [24])
-    elif G == 2:
+    if G == 2:
         gl.warp_specialize(
-            [(_consume, (consumer, FIRST, G, SHIFT, STAGES, LSE, BT, D)), (_consume, (consumer, SECOND, G, SHIFT, STAGES, LSE, BT, D)), (_produce, (producer, G, SHIFT, STAGES, BT, D))],
+            [
+                (_consume, (consumer, FIRST, G, SHIFT, STAGES, LSE, BT, D)),
+                (_consume, (consumer, SECOND, G, SHIFT, STAGES, LSE, BT, D)),
+                (_produce, (producer, G, SHIFT, STAGES, BT, D)),
+            ],
             [4, 1],
             [REGISTERS, 24],
         )
-    elif G == 3:
+    else:
+        gl.static_assert(G == 3)
         gl.warp_specialize(
             [
                 (_consume, (consumer, FIRST, G, SHIFT, STAGES, LSE, BT, D)),
@@ -268,9 +354,10 @@ def attend(
     dense_blocks = num_blocks(stop) - start // BLOCK if stop > start else 0
     dense_groups, groups = triton.cdiv(dense_blocks, group), triton.cdiv(blocks, group)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    _attend_kernel[((dense_groups + groups) * heads,)](
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    _attend_kernel[(min((dense_groups + groups) * heads, processors),)](
         _matrix(k, layout), _matrix(v, layout), _matrix(summaries.k_mean, layout), _matrix(summaries.v_sum, layout),
-        q, out, lse if lse is not None else summaries.mu, lists.entries, lists.lengths, lists.bits,
+        q, out, lse if lse is not None else summaries.mu, lists.entries, lists.lengths, lists.bits, lists.counter, lists.reference, lists.flags,
         q.stride(0), q.stride(1), k.stride(1), v.stride(1), out.stride(0), out.stride(1),
         options.scale * LOG2_E, start, stop, *dense_block_range(tokens, options.dense_rows), dense_groups,
         tokens, blocks, heads, groups, lists.bits.shape[2],

@@ -38,7 +38,7 @@ def _split(x):
 @triton.jit
 def _route_kernel(
     p_q_mean, p_k_mean, p_mu, p_spread,
-    p_lists, p_lengths, p_bits, p_counts,
+    p_lists, p_lengths, p_bits, p_counts, p_counter, p_reference, p_flags,
     c, tau, epsilon,
     sink_first, sink_last,
     dense_first, dense_last,
@@ -61,6 +61,9 @@ def _route_kernel(
     p_tile = p_q_mean + (i_q.to(tl.int64)[:, None] * H + i_head) * D + channels[None, :]
     b_q = tl.load(p_tile, mask=is_q[:, None], other=0.0)  # [R, D]
     b_mu = tl.load(p_mu + i_head * D + channels)
+    if (i_tile == 0) & (i_head == 0):
+        tl.store(p_counter, 0)
+        tl.store(p_flags + N * H, 0)
     if EXACT:
         b_centroid = b_q.to(tl.bfloat16)
         b_moments = tl.load(p_spread + i_head * D * D + channels[:, None] * D + channels[None, :])  # [D, D]
@@ -77,24 +80,26 @@ def _route_kernel(
     q_high, q_middle, q_low = _split(b_q)
     b_member = tl.where(is_q & ((i_q < dense_first) | (i_q >= dense_last)), 1 << (rows % SLOTS), 0)  # [R]
     b_count = tl.zeros([R], tl.int32)
+    b_top = tl.full([R], float("-inf"), tl.float32)
     b_length = tl.zeros([GT], tl.int32)
     i_group = i_tile * GT + tl.arange(0, GT)
     p_list = p_lists + (i_head * groups + i_group).to(tl.int64) * N  # [GT]
     whole = T // BT  # key blocks of 64 tokens; a ragged one is in no list
     for first in range(0, N, BN):
         j = first + tl.arange(0, BN)
-        p_tile = p_k_mean + (j.to(tl.int64)[:, None] * H + i_head) * D + channels[None, :]
-        b_k = tl.trans(tl.load(p_tile, mask=(j < N)[:, None], other=0.0))  # [D, BN]
+        p_means = p_k_mean + (j.to(tl.int64)[:, None] * H + i_head) * D + channels[None, :]
+        b_k = tl.trans(tl.load(p_means, mask=(j < N)[:, None], other=0.0))  # [D, BN]
         b_s = tl.dot(q_low, b_k)
         b_s = tl.dot(q_middle, b_k, b_s)
         b_s = tl.dot(q_high, b_k, b_s) * c  # [R, BN]
+        b_top = tl.maximum(b_top, tl.max(tl.where((j < N)[None, :], b_s, float("-inf")), axis=1))
         near = (i_q[:, None] - j[None, :] <= 1) & (j[None, :] - i_q[:, None] <= 1)
         sink = (j >= sink_first) & (j < sink_last)
         exact = (b_s > b_limit[:, None]) | near | sink[None, :]
         exact = exact & is_q[:, None] & (j < N)[None, :]
         b_count += tl.sum(exact.to(tl.int32), axis=1)
 
-        b_words = tl.reshape(exact.to(tl.int32), [R, BN // 32, 32]) << tl.arange(0, 32)[None, None, :]
+        b_words = tl.reshape((exact | (j >= N)[None, :]).to(tl.int32), [R, BN // 32, 32]) << tl.arange(0, 32)[None, None, :]
         b_words = tl.sum(b_words, axis=2)  # [R, BN / 32]
         i_word = first // 32 + tl.arange(0, BN // 32)
         p_word = p_bits + (i_head.to(tl.int64) * N + i_q[:, None]) * words + i_word[None, :]
@@ -110,6 +115,8 @@ def _route_kernel(
         b_length += tl.sum(b_some, axis=1)
     tl.store(p_lengths + i_head * groups + i_group, b_length, mask=i_group < groups)
     tl.store(p_counts + i_q * H + i_head, b_count, mask=is_q)
+    tl.store(p_reference + i_q * H + i_head, b_top, mask=is_q)
+    tl.store(p_flags + i_q * H + i_head, 0, mask=is_q)
 
 
 @dataclass(frozen=True)
@@ -118,8 +125,12 @@ class Lists:
 
     entries: [H, groups, N] int16 or int32, see the module; only the first ``lengths`` entries of a row are written.
     lengths: [H, groups] int32.
-    bits: [H, N, words] int32, bit j % 32 of word j // 32 set when query block i computes key block j exactly.
+    bits: [H, N, words] int32, bit j % 32 of word j // 32 set when query block i computes key block j exactly;
+        bits behind the last block are set too, so that a reader takes them for none to approximate.
+    counter: [1] int32, zero: tickets that a persistent attention kernel has given out.
     counts: [N, H] int32, exact key blocks of every query block, the ragged one and those of dense rows included.
+    reference: [N, H] float32, the greatest base-2 score of a query block's mean against any block's.
+    flags: [N H + 1] int32, zero: room for the attention kernel to flag query blocks, and (last) that there is one.
     group: query blocks a group (G); shift: bits below the member bits of an entry.
     """
 
@@ -127,6 +138,9 @@ class Lists:
     lengths: torch.Tensor
     bits: torch.Tensor
     counts: torch.Tensor
+    reference: torch.Tensor
+    flags: torch.Tensor
+    counter: torch.Tensor
     group: int
     shift: int
 
@@ -149,11 +163,14 @@ def route(summaries: Summaries, options: SolAttentionOptions, tokens: int, group
     lengths = torch.empty((heads, groups), dtype=torch.int32, device=device)
     bits = torch.empty((heads, blocks, words), dtype=torch.int32, device=device)
     counts = torch.empty((blocks, heads), dtype=torch.int32, device=device)
+    counter = torch.empty((1,), dtype=torch.int32, device=device)
+    reference = torch.empty((blocks, heads), dtype=torch.float32, device=device)
+    flags = torch.empty((blocks * heads + 1,), dtype=torch.int32, device=device)
     slots = triton.next_power_of_2(group)
     shift = 12 if short else 24
     _route_kernel[(triton.cdiv(groups, ROWS // slots), heads)](
         summaries.q_mean, summaries.k_mean, summaries.mu, summaries.spread,
-        entries, lengths, bits, counts,
+        entries, lengths, bits, counts, counter, reference, flags,
         options.scale * LOG2_E, options.tau, VARIANCE_EPSILON,
         *sink_block_range(tokens, options.sink),
         *dense_block_range(tokens, options.dense_rows),
@@ -161,4 +178,4 @@ def route(summaries: Summaries, options: SolAttentionOptions, tokens: int, group
         EXACT=options.thresh_type == "exact", G=group, SLOTS=slots, SHIFT=shift,
         R=ROWS, D=dim, BT=BLOCK, BN=128, num_warps=4,
     )  # fmt: skip
-    return Lists(entries, lengths, bits, counts, group, shift)
+    return Lists(entries, lengths, bits, counts, reference, flags, counter, group, shift)
