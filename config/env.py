@@ -93,18 +93,22 @@ def influence(name: str) -> str | None:
 def refuse_influences(environ: Mapping[str, str], lock: Lock) -> None:
     """Refuse an environment that would change a locked value.
 
-    A variable passes if the lock's `env` holds it with the same value. Values are never shown: one may be a secret.
+    A variable passes if the lock's `env` holds it with the same value; on a CPU target those of the CPU's threads and
+    instructions pass too. Values are never shown: one may be a secret.
 
     Raises:
         UsageError: naming every variable that would.
     """
     locked: Mapping[str, str] = lock.values["env"]
+    # A CPU target locks no thread count and no instruction set, and its times stand beside no claim. Some machines
+    # need such a variable: an old OpenBLAS computes wrong results on new processors without OPENBLAS_CORETYPE.
+    on_cpu = lock.values["hardware"]["kind"] == "cpu"
     found: dict[str, str] = {}
     for name, value in sorted(environ.items()):
         if name in locked:
             if value != locked[name]:
                 found[name] = f"the lock sets it to {locked[name]!r}"
-        elif (reason := influence(name)) is not None:
+        elif (reason := influence(name)) is not None and not (reason is _THREADS and on_cpu):
             found[name] = reason
     if not found:
         return

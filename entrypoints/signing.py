@@ -28,7 +28,7 @@ def make_key(path: Path) -> None:
     console.print(f"private key {private} (keep it to yourself)", markup=False, soft_wrap=True)
     console.print(f"public key {public}, key id {keyid}", markup=False, soft_wrap=True)
     console.print("whoever trusts it names it in a trust file:\n", markup=False)
-    console.print(f'[[keys]]\nname = "{private.stem}"\nfile = "{public}"', markup=False, soft_wrap=True)
+    console.print(f'[[keys]]\nname = "{private.stem}"\npem = "{public}"', markup=False, soft_wrap=True)
 
 
 def sign_record(record: Path, key: Path | None) -> Exit:

@@ -158,7 +158,7 @@ class Driver:
 
     def fail(self) -> Exit:
         """Say how the arm ended and stop. A red gate is told apart from every other fault by what the worker wrote."""
-        red = any(self.gate_verdicts()) and not all(self.gate_verdicts())
+        red = not all(self.gate_verdicts())
         reason = self.last_error or "SGLang gave no result; its log has the reason"
         self.finished = True
         self.log.write(ArmEnd, outcome="gate_failed" if red else "error", reason=reason[:2000])

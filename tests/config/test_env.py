@@ -24,8 +24,9 @@ PLAIN = [
 ]
 
 
-def make_lock(env: dict[str, str]) -> Lock:
-    return Lock(target="fixture", digest="0" * 64, base_digest="0" * 64, values={"env": env})
+def make_lock(env: dict[str, str], kind: str = "cuda") -> Lock:
+    values = {"env": env, "hardware": {"kind": kind}}
+    return Lock(target="fixture", digest="0" * 64, base_digest="0" * 64, values=values)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,16 @@ def test_names_what_would_change_the_run(name: str) -> None:
     assert caught.value.exit_code == Exit.USAGE
     assert f"unset {name}" in caught.value.remedy and f"--set env.{name}=" in caught.value.remedy
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_cpu_target_locks_no_threads_but_everything_else() -> None:
+    """Machines whose processor an old OpenBLAS misjudges set OPENBLAS_CORETYPE for every program."""
+    refuse_influences({"OPENBLAS_CORETYPE": "Haswell", "OMP_NUM_THREADS": "2"}, make_lock({}, "cpu"))
+    for name in ("SGLANG_CACHE_DIT_ENABLED", "LD_PRELOAD", "SOL_ATTN_TAU"):
+        with pytest.raises(UsageError, match=name):
+            refuse_influences({name: "1"}, make_lock({}, "cpu"))
+    with pytest.raises(UsageError, match="OMP_NUM_THREADS"):
+        refuse_influences({"OMP_NUM_THREADS": "2"}, make_lock({"OMP_NUM_THREADS": "1"}, "cpu"))
 
 
 def test_every_offender_is_named_at_once() -> None:
