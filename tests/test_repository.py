@@ -332,6 +332,32 @@ def test_locks_serve_the_project_itself() -> None:
     assert "cryptography" in run, "securesystemslib[crypto]"
 
 
+def test_tools_and_verifying_side_have_all_that_they_ask_for() -> None:
+    """No resolver runs, so nothing else would notice that a new release of a tool needs one more distribution."""
+    run, dev = locked(ROOT / "images/cpu/requirements.lock"), locked(ROOT / "images/cpu/requirements-dev.lock")
+    core = [Requirement(text) for text in PROJECT["project"]["dependencies"]]
+    todo = sorted(dev) + [canonicalize_name(wanted.name) for wanted in core] + ["cryptography"]
+    missing: dict[str, str] = {}
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            asked = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            pytest.skip(f"{name} is not installed here")
+        for wanted in map(Requirement, asked):
+            if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+                needed = canonicalize_name(wanted.name)
+                if needed not in run.keys() | dev.keys():
+                    missing[needed] = name
+                else:
+                    todo.append(needed)
+    assert missing == {}
+
+
 refresh_lock = load(ROOT / "scripts/refresh_lock.py")
 
 
