@@ -1,0 +1,212 @@
+"""The second derivation of benchmark.json: every figure of it, from the raw files alone.
+
+The rules are the docstrings of `config.record` (SampleResult, Density, ArmResult, Ratio, ...); the side that ran
+derives the same figures with code of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median, stdev
+from typing import Any
+
+from config.record import (
+    ArmResult,
+    Attention,
+    Benchmark,
+    CacheCounts,
+    CacheDecision,
+    Density,
+    GateSummary,
+    Layout,
+    LoadEnd,
+    Memory,
+    Ratio,
+    RequestEnd,
+    SampleResult,
+    Series,
+    Step,
+)
+from config.schema import ARMS, ArmName
+from verify.reader import ArmEvidence, Record
+
+CONTROLLED: tuple[tuple[ArmName, ArmName], ...] = (("cache", "lossless"), ("fullopt", "lossless"), ("fullopt", "cache"))
+"""Ratios beside those over `dense`: the published controlled arms."""
+RELATIVE = 1e-9
+
+
+def derive(record: Record) -> Benchmark:
+    """benchmark.json as the raw files give it."""
+    arms = {name: derive_arm(arm) for name, arm in record.arms.items()}
+    return Benchmark(
+        target=record.lock.target,
+        lock_digest=record.lock.digest,
+        locked=not record.open,
+        weights=record.environment.checkpoint.kind,
+        arms=arms,
+        ratios=tuple(_ratios(arms)),
+    )
+
+
+def derive_arm(arm: ArmEvidence) -> ArmResult:
+    """One arm's results."""
+    end = arm.end
+    outcome = end.outcome if end else "aborted"
+    results = [] if outcome == "gate_failed" else [r for r in (_sample(arm, n) for n in arm.timings) if r is not None]
+    warmups = [result for result in results if result.phase == "warmup"]
+    measured = tuple(result for result in results if result.phase == "measured")
+    layouts = arm.of(0, Layout)
+    loads = arm.of(0, LoadEnd)
+    return ArmResult(
+        outcome=outcome,
+        reason=end.reason if end else "the events have no end",
+        live_tokens=layouts[0].live_tokens if layouts else None,
+        prefix_tokens=layouts[0].video[0] if layouts else None,
+        load_seconds=loads[0].seconds if loads else None,
+        gate=_gate(arm),
+        warmup=warmups[0] if warmups else None,
+        samples=measured,
+        seconds=series([result.seconds for result in measured]),
+        denoise_seconds=series([result.denoise_seconds for result in measured]),
+    )
+
+
+def denoise_seconds(arm: ArmEvidence, sample: int) -> float | None:
+    """Seconds of the denoising loop: what rank 0's worker says at the end of the request."""
+    ends = [event for event in of_sample(arm, 0, sample, RequestEnd) if event.source == "worker"]
+    return ends[-1].seconds if ends else None
+
+
+def of_sample(arm: ArmEvidence, rank: int, sample: int, *kinds: type[Any]) -> list[Any]:
+    """A rank's events of these kinds within one sample."""
+    return [event for event in arm.of(rank, *kinds) if event.sample == sample]
+
+
+def series(values: Sequence[float]) -> Series | None:
+    """The figures that follow from all values of one kind; None without values."""
+    if not values:
+        return None
+    return Series(
+        values=tuple(values),
+        n=len(values),
+        median=median(values),
+        mean=fmean(values),
+        minimum=min(values),
+        maximum=max(values),
+        stdev=stdev(values) if len(values) > 1 else None,
+    )
+
+
+def call_densities(arm: ArmEvidence, sample: int) -> list[float]:
+    """Density of each sparse call of a sample in the order (step, layer): routed blocks of all ranks' heads over
+    heads x blocks^2.
+    """
+    totals: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank in arm.events:
+        for call in of_sample(arm, rank, sample, Attention):
+            if call.mode == "sparse" and call.blocks > 0:
+                for layer in call.layers:
+                    routed, possible = totals.get((call.step, layer), (0, 0))
+                    possible += len(call.routed) * call.blocks**2
+                    totals[call.step, layer] = (routed + sum(call.routed), possible)
+    return [routed / possible for _, (routed, possible) in sorted(totals.items()) if possible]
+
+
+def _sample(arm: ArmEvidence, sample: int) -> SampleResult | None:
+    timing, denoise = arm.timings[sample], denoise_seconds(arm, sample)
+    if denoise is None:
+        return None
+    steps = sorted(of_sample(arm, 0, sample, Step), key=lambda event: event.step)
+    attention = [event for rank in arm.events for event in of_sample(arm, rank, sample, Attention)]
+    memory = [event for rank in arm.events for event in of_sample(arm, rank, sample, Memory)]
+    return SampleResult(
+        sample=sample,
+        phase=timing.phase,
+        seed=timing.seed,
+        seconds=timing.seconds,
+        denoise_seconds=denoise,
+        forwards=len(steps),
+        step_seconds=tuple(event.seconds for event in steps),
+        sparse_forwards=len({event.step for event in attention if event.mode == "sparse"}),
+        dense_backends=tuple(sorted({event.backend for event in attention if event.mode == "dense"})),
+        sparse_backends=tuple(sorted({event.backend for event in attention if event.mode == "sparse"})),
+        cache=_cache(of_sample(arm, 0, sample, CacheDecision)),
+        density=_density(call_densities(arm, sample)),
+        file_sha256=timing.media.file_sha256,
+        frames_sha256=timing.media.frames_sha256,
+        peak_rss_mib=max((event.rss_mib for event in memory), default=0.0),
+        peak_reserved_mib=max((event.reserved_mib for event in memory), default=0.0),
+    )
+
+
+def _cache(decisions: list[CacheDecision]) -> CacheCounts | None:
+    if not decisions:
+        return None
+    pattern = "".join(
+        "C" if decision.action == "compute" else "R" for decision in sorted(decisions, key=lambda event: event.step)
+    )
+    reuse = pattern.count("R")
+    return CacheCounts(
+        calls=len(pattern),
+        compute=len(pattern) - reuse,
+        reuse=reuse,
+        reuse_rate=reuse / len(pattern),
+        pattern=pattern,
+    )
+
+
+def _density(densities: list[float]) -> Density | None:
+    if not densities:
+        return None
+    return Density(
+        calls=len(densities),
+        first=densities[0],
+        mean=fmean(densities),
+        minimum=min(densities),
+        maximum=max(densities),
+    )
+
+
+def _gate(arm: ArmEvidence) -> GateSummary | None:
+    reports = list(arm.gates.values())
+    if not reports:
+        return None
+    return GateSummary(
+        passed=all(report.passed for report in reports),
+        ranks=len({report.rank for report in reports}),
+        max_abs=max(report.against_sdpa.max_abs for report in reports),
+        mean_abs=max(report.against_sdpa.mean_abs for report in reports),
+        rel_l2=max(report.against_sdpa.rel_l2 for report in reports),
+    )
+
+
+def _ratios(arms: dict[ArmName, ArmResult]) -> Iterator[Ratio]:
+    pairs = [(arm, ARMS[0]) for arm in ARMS[1:]] + list(CONTROLLED)
+    for arm, baseline in pairs:
+        ours, base = arms.get(arm), arms.get(baseline)
+        if not (ours and base and ours.outcome == base.outcome == "complete"):
+            continue
+        if ours.seconds and base.seconds and ours.denoise_seconds and base.denoise_seconds:
+            if min(ours.seconds.median, ours.denoise_seconds.median) > 0:
+                yield Ratio(
+                    arm=arm,
+                    baseline=baseline,
+                    seconds=base.seconds.median / ours.seconds.median,
+                    denoise_seconds=base.denoise_seconds.median / ours.denoise_seconds.median,
+                )
+
+
+def differences(found: Any, derived: Any, place: str = "") -> Iterator[str]:
+    """Where two JSON values differ, one sentence each; floats may differ by 1e-9 of their size, nothing else may."""
+    if isinstance(found, dict) and isinstance(derived, dict):
+        for key in sorted({*found, *derived}):
+            yield from differences(found.get(key), derived.get(key), f"{place}.{key}" if place else str(key))
+    elif isinstance(found, list) and isinstance(derived, list) and len(found) == len(derived):
+        for index, (left, right) in enumerate(zip(found, derived, strict=True)):
+            yield from differences(left, right, f"{place}[{index}]")
+    elif isinstance(found, float) and isinstance(derived, float):
+        if not math.isclose(found, derived, rel_tol=RELATIVE, abs_tol=0.0):
+            yield f"{place} is {found!r}, the raw files give {derived!r}"
+    elif found != derived:
+        yield f"{place} is {found!r}, the raw files give {derived!r}"
