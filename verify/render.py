@@ -20,7 +20,7 @@ STYLES = {
 
 
 def render(report: Report, console: Console, *, verbose: bool = False) -> None:
-    """Print a report: arms, claims, findings, verdict. Without `verbose`, checks that passed are counted and not listed."""
+    """Print a report: arms, claims, findings, verdict. Without `verbose`, passed checks are counted and not listed."""
     if report.benchmark:
         console.print(_arms(report))
     if report.claims:
@@ -80,9 +80,15 @@ def _findings(findings: list[Finding]) -> Table:
         text = f"{finding.where}: {finding.message}" if finding.where else finding.message
         if finding.remedy:
             text += f"\n-> {finding.remedy}"
-        # Text, not markup: what stands in a record must not be able to dress itself up.
-        table.add_row(Text(finding.status, STYLES[finding.status]), finding.check, Text(text))
+        table.add_row(Text(finding.status, STYLES[finding.status]), finding.check, _plain(text))
     return table
+
+
+def _plain(text: str) -> Text:
+    """Text of a record as it stands: neither rich's markup nor a terminal's control sequences in it have an effect."""
+    return Text(
+        "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    )
 
 
 def _verdict(report: Report) -> Text:
@@ -90,5 +96,5 @@ def _verdict(report: Report) -> Text:
     text = Text(report.verdict, style)
     if report.verdict != report.result:
         text.append(f" (the result itself: {report.result})")
-    text.append(f", exit {int(report.exit_code)}; {report.trust_reason}", "default")
+    text.append_text(_plain(f", exit {int(report.exit_code)}; {report.trust_reason}"))
     return text
