@@ -28,6 +28,9 @@ fail() { # finding, need, remedy, ...
     exit 10
 }
 
+# What the log says went wrong: its last errors, or simply its end.
+why() { grep -E '^ *(ERROR|E):' "$log" | tail -n 4 || tail -n 5 "$log"; }
+
 child='' pulse=''
 stop() {
     [ -z "$child" ] || kill "$child" 2>/dev/null || true
@@ -105,7 +108,7 @@ need_ffmpeg() {
     may_apt || fail "ffmpeg with libx264, and ffprobe, are not installed ($found)." \
         "SGLang writes the video with the one and checks it with the other." "Type: $line"
     thrice "ffmpeg, with apt-get" apt_install ffmpeg ||
-        fail "apt-get could not install ffmpeg; the end of $log says why:" "$(tail -n 5 "$log")" "Type: $line"
+        fail "apt-get could not install ffmpeg; from $log:" "$(why)" "Type: $line"
     has_ffmpeg || fail "ffmpeg was installed, but the one on PATH still has no libx264 or no ffprobe ($found)." \
         "SGLang writes H.264 with libx264." "Put Debian's /usr/bin in front of the other one on PATH, and run this again."
 }
@@ -155,7 +158,7 @@ need_venv_module() { # Debian and Ubuntu ship venv without the pip that it puts 
         "It comes with the package $package." \
         "Type: sudo apt-get update && sudo apt-get install -y --no-install-recommends $package"
     thrice "$package, with apt-get" apt_install "$package" ||
-        fail "apt-get could not install $package; the end of $log says why:" "$(tail -n 5 "$log")"
+        fail "apt-get could not install $package; from $log:" "$(why)"
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "$python still has no ensurepip module after $package was installed." \
             "It is probably not the system's own Python ($(command -v "$python"))." \
@@ -224,22 +227,22 @@ make_environment() {
     read -r version sha256 index <<<"$pin"
 
     quietly "virtual environment in $venv, $("$python" -V)" "$python" -m venv "$venv" ||
-        fail "the virtual environment could not be made; the end of $log says why:" "$(tail -n 5 "$log")"
+        fail "the virtual environment could not be made; from $log:" "$(why)"
 
     # The local version +cpu and the hash cannot be satisfied by a CUDA build, wherever pip looks.
     printf 'torch==%s --hash=sha256:%s\n' "$version" "$sha256" >"$state/torch.txt"
     quietly "torch $version, from where pip is set up to look" pip_locked -r "$state/torch.txt" ||
         thrice "torch $version, from $index" pip_locked --index-url "$index" -r "$state/torch.txt" ||
-        fail "torch $version could not be installed; the end of $log says why:" "$(tail -n 5 "$log")" \
+        fail "torch $version could not be installed; from $log:" "$(why)" \
             "Needed: the wheel with SHA-256 $sha256, from $index or from an index that pip knows." \
             "Behind a proxy or mirror: pip config set global.extra-index-url URL, and run this again."
 
     thrice "$(grep -c '==' "$image/requirements.lock") locked packages" pip_locked -r "$image/requirements.lock" ||
-        fail "the locked packages could not be installed; the end of $log says why:" "$(tail -n 5 "$log")" \
+        fail "the locked packages could not be installed; from $log:" "$(why)" \
             "Check the network and the free disk space (3 GB are needed), and run this again."
 
     cuda=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda)' 2>>"$log") ||
-        fail "torch was installed but does not import; the end of $log says why:" "$(tail -n 5 "$log")"
+        fail "torch was installed but does not import; from $log:" "$(why)"
     [ "$cuda" = None ] || fail "torch in $venv is built for CUDA $cuda." "The CPU target runs PyTorch's CPU build, $version." \
         "Something on this machine replaces the pinned wheel: look at 'pip config list', and run this again."
     stamp environment "$(fingerprint "$pin")"
@@ -252,7 +255,7 @@ install_dev() {
     stamped dev "$digest" && return 0
     : >"$state/incomplete"
     thrice "$(grep -c '==' "$image/requirements-dev.lock") tools for tests" pip_locked -r "$image/requirements-dev.lock" ||
-        fail "the test tools could not be installed; the end of $log says why:" "$(tail -n 5 "$log")"
+        fail "the test tools could not be installed; from $log:" "$(why)"
     stamp dev "$digest"
     rm -f "$state/incomplete"
 }
@@ -263,7 +266,7 @@ install_project() {
     stamped project "$digest" && return 0
     : >"$state/incomplete"
     quietly "the sol command" pip_install --no-build-isolation --editable "$root" ||
-        fail "the project itself could not be installed; the end of $log says why:" "$(tail -n 5 "$log")"
+        fail "the project itself could not be installed; from $log:" "$(why)"
     stamp project "$digest"
     rm -f "$state/incomplete"
 }
