@@ -29,6 +29,7 @@ from config.record import (
     OffloadLoads,
     RequestEnd,
     RequestStart,
+    Stage,
     Step,
 )
 from config.schema import TeaCache as TeaCacheConfig
@@ -45,6 +46,8 @@ from engine.h3.layout import PackedLayout, find_layout
 from engine.h3.spec import ArmSpec
 
 DIT = "sglang.multimodal_gen.runtime.models.dits.minimax_h3"
+LAST_STAGE = "MiniMaxH3DecodingStage"
+STAGE_BASE = "sglang.multimodal_gen.runtime.pipelines_core.stages.base"
 STAGES = "sglang.multimodal_gen.runtime.pipelines_core.stages.model_specific_stages.minimax_h3.stages."
 OFFLOAD = "sglang.multimodal_gen.runtime.managers.memory_managers.layerwise_offload"
 
@@ -62,8 +65,8 @@ class Tracker:
         self.gated = False
         self.loads: dict[str, int] = {}
         self.cache: BlockStackCache | None = None
-        self._requests = iter(spec.requests)
-        self._request = spec.requests[0]
+        self._remaining = list(spec.requests)
+        self._request = self._remaining[0]
         self._forwards = 0
 
     @property
@@ -73,7 +76,7 @@ class Tracker:
 
     def begin_request(self) -> None:
         """The next request of the spec begins; nothing of the one before it stays."""
-        self._request = next(self._requests)
+        self._request = self._remaining[0]
         self.layout, self.step, self._forwards = None, -1, 0
         self.loads.clear()
         self.log.write(RequestStart, **self._request.model_dump(exclude={"sample"}), sample=self.sample)
@@ -90,6 +93,12 @@ class Tracker:
             self.log.write(OffloadLoads, sample=self.sample, loads=dict(self.loads))
         self.log.write(Memory, sample=self.sample, **peak_memory())
         self.log.write(RequestEnd, sample=self.sample, seconds=seconds, forwards=self._forwards)
+
+    def end_stage(self, name: str, seconds: float) -> None:
+        """A pipeline stage of the running request ended; the decoding stage is the last of a request."""
+        self.log.write(Stage, sample=self._remaining[0].sample, name=name, seconds=seconds)
+        if name == LAST_STAGE:
+            self._remaining.pop(0)
 
     def begin_step(self, step: int, arguments: dict[str, Any]) -> None:
         """A DiT forward begins. The layout is read from the first one's own tensors."""
@@ -188,6 +197,22 @@ def install_observers(tracker: Tracker) -> str:
 
     stage._run_full_loop, stage._forward_dit = observed_loop, observed_forward
     return "observe.denoising"
+
+
+def install_stage_observer(tracker: Tracker) -> str:
+    """Time each pipeline stage of a request, device synchronised at its end."""
+    base = importlib.import_module(STAGE_BASE).PipelineStage
+    call = base.__call__
+
+    def observed(self: Any, batch: Any, server_args: Any) -> Any:
+        began = time.perf_counter()
+        out = call(self, batch, server_args)
+        synchronise()
+        tracker.end_stage(type(self).__name__, time.perf_counter() - began)
+        return out
+
+    base.__call__ = observed
+    return "observe.stages"
 
 
 def observe_stock_attention(tracker: Tracker, model: Any) -> None:
@@ -448,7 +473,7 @@ def install_decode_residency(tracker: Tracker) -> str:
 def install(tracker: Tracker) -> list[str]:
     """Install what the arm asks for, in this process, before the pipeline is built. Returns the names for the
     record."""
-    installed = [install_observers(tracker)]
+    installed = [install_observers(tracker), install_stage_observer(tracker)]
     if "dit" in tracker.target.offload.components:
         installed.append(install_offload_observer(tracker))
     if not tracker.policy.stock:

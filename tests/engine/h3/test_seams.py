@@ -1,0 +1,123 @@
+"""The seams without SGLang: what the tracker decides and writes. The whole way through SGLang is in tests/e2e."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from config.errors import GateFailed
+from config.lock import resolve
+from engine.evidence import EventLog
+from engine.h3 import seams
+from engine.h3.arm import worker_rank
+from engine.h3.layout import PackedLayout
+from engine.h3.spec import ArmSpec, RequestSpec
+
+LAYOUT = PackedLayout(
+    total_tokens=256,
+    live_tokens=200,
+    padding_tokens=56,
+    text=(0, 40),
+    condition=None,
+    audio=(40, 60),
+    video=(60, 200),
+    prefix_tokens=60,
+    cu_seqlens=(0, 200, 256),
+)
+
+
+def tracker(tmp_path: Path, arm: str = "fullopt", overrides: tuple[str, ...] = (), first: int = 0) -> seams.Tracker:
+    requests = (
+        RequestSpec(sample=first, phase="warmup", seed=1, num_inference_steps=17),
+        RequestSpec(sample=first + 1, phase="measured", seed=0, num_inference_steps=17),
+    )
+    spec = ArmSpec(
+        record=str(tmp_path), arm=arm, lock=resolve("cpu", overrides), checkpoint="/weights", requests=requests
+    )
+    log = EventLog(spec.folder / "events-rank0.jsonl", "worker", time.monotonic())
+    made = seams.Tracker(spec, 0, log)
+    made.layout = LAYOUT
+    return made
+
+
+def events(tmp_path: Path, arm: str = "fullopt") -> list[dict[str, object]]:
+    return [json.loads(line) for line in (tmp_path / f"arms/{arm}/events-rank0.jsonl").read_text().splitlines()]
+
+
+def qkv() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    fused = torch.randn(256, 3 * 2 * 128, generator=generator).to(torch.bfloat16)
+    return [part.view(256, 2, 128) for part in fused.split(256, dim=-1)]
+
+
+@pytest.mark.parametrize(
+    ("arm", "step", "layer", "sparse"),
+    [("fullopt", 6, 2, True), ("fullopt", 5, 2, False), ("fullopt", 6, 1, False), ("cache", 9, 5, False)],
+)
+def test_leading_steps_and_layers_stay_dense(tmp_path: Path, arm: str, step: int, layer: int, sparse: bool) -> None:
+    made = tracker(tmp_path, arm)
+    made.step = step
+    assert made.is_sparse(layer) is sparse
+
+
+def test_the_first_sparse_call_is_gated_once_and_each_call_is_counted(tmp_path: Path) -> None:
+    made = tracker(tmp_path)
+    made.step = 6
+    q, k, v = qkv()
+    for layer in (2, 3):
+        out = seams.sparse_attention(made, layer, 128**-0.5, q, k, v)
+        assert out.shape == (256, 2, 128)
+        assert bool((out[200:] == 0).all())
+    kinds = [(event["event"], event.get("layers", event.get("layer"))) for event in events(tmp_path)]
+    assert kinds == [("gate", 2), ("attention", [2]), ("attention", [3])]
+    assert all(4 * 2 <= sum(event["routed"]) <= 2 * 16 for event in events(tmp_path)[1:])  # type: ignore[arg-type]
+    report = json.loads((tmp_path / "arms/fullopt/gate-rank0.json").read_text())
+    assert report["passed"] and report["shape"] == [1, 200, 2, 128] and report["sink"] == [0, 40]
+    assert (tmp_path / "arms/fullopt/gate-rank0.safetensors").stat().st_size > 0
+
+
+def test_a_red_gate_leaves_its_report_and_ends_the_call(tmp_path: Path) -> None:
+    made = tracker(tmp_path, overrides=("gate.mean_abs=1e-12",))
+    made.step = 6
+    with pytest.raises(GateFailed):
+        seams.sparse_attention(made, 2, 128**-0.5, *qkv())
+    assert json.loads((tmp_path / "arms/fullopt/gate-rank0.json").read_text())["passed"] is False
+    assert [event["event"] for event in events(tmp_path)] == ["gate"]
+
+
+def test_a_later_process_leaves_its_gate_with_its_warm_up(tmp_path: Path) -> None:
+    assert tracker(tmp_path).spec.gate_folder() == tmp_path / "arms/fullopt"
+    assert tracker(tmp_path, first=2).spec.gate_folder() == tmp_path / "arms/fullopt/sample-2"
+
+
+def test_stages_before_the_loop_belong_to_the_coming_request(tmp_path: Path) -> None:
+    made = tracker(tmp_path)
+    for _ in range(2):
+        made.end_stage("MiniMaxH3TextEncodingStage", 1.0)
+        made.begin_request()
+        made.end_request(2.0)
+        made.end_stage("MiniMaxH3DenoisingStage", 2.0)
+        made.end_stage("MiniMaxH3DecodingStage", 3.0)
+    found = [(event["sample"], event["name"]) for event in events(tmp_path) if event["event"] == "stage"]
+    names = ("MiniMaxH3TextEncodingStage", "MiniMaxH3DenoisingStage", "MiniMaxH3DecodingStage")
+    assert found == [(sample, name) for sample in (0, 1) for name in names]
+
+
+def test_a_stock_model_tells_which_attention_each_block_used(tmp_path: Path) -> None:
+    class SDPAImpl: ...
+
+    class FlashImpl: ...
+
+    made = tracker(tmp_path, "dense")
+    blocks = [SimpleNamespace(attn=SimpleNamespace(_attention_impl=kind())) for kind in (SDPAImpl, FlashImpl, SDPAImpl)]
+    seams.observe_stock_attention(made, SimpleNamespace(blocks=blocks))
+    assert made.dense == {"SDPAImpl": [0, 2], "FlashImpl": [1]}
+
+
+def test_the_rank_is_in_the_workers_name() -> None:
+    assert worker_rank("sglang-diffusionWorker-3") == 3
