@@ -108,6 +108,27 @@ def test_rooms_keep_their_doors_shut(room: str, forbidden: set[str]) -> None:
     assert broken == {}
 
 
+def test_every_import_is_locked() -> None:
+    """What works because somebody installed it by hand fails on the next machine."""
+    known = {name for path in LOCKS for name in locked(path)}
+    owners = importlib.metadata.packages_distributions()
+    own = {
+        *ROOMS,
+        "tests",
+        "torch",
+        "sol_attn",
+        *sys.stdlib_module_names,
+    }  # torch: image.toml; sol_attn: GPU images only
+    unlocked = {
+        name: str(path.relative_to(ROOT))
+        for folder in (*ROOMS, "tests", "scripts")
+        for path in modules(folder)
+        for name in imported(path) - own
+        if not {canonicalize_name(owner) for owner in owners.get(name, [])} & known
+    }
+    assert unlocked == {}
+
+
 BLOCKER = """
 import importlib.abc, sys
 blocked = set(sys.argv[1].split(","))
