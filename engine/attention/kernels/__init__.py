@@ -25,17 +25,19 @@ MAX_TOKENS = BLOCK << 23  # block numbers and row numbers are 32-bit in the kern
 class Plan:
     """How one capability is served. variant names the attention kernel in ``result.backend``.
 
-    group: query blocks that share K/V tiles; stages: K/V tiles in flight; registers: a consumer thread's, SM90 only.
+    group: query blocks that share K/V tiles; stages: K/V tiles in flight; rows: query blocks of a routing program;
+    registers: a consumer thread's, SM90 only.
     """
 
     variant: str
     group: int
     stages: int
+    rows: int = 16
     registers: int = 0
 
 
-SM90 = Plan("sm90", group=3, stages=7, registers=160)
-# A stage holds 32 KiB of K and V, a query block 16 KiB: within the 163 KiB of shared memory of SM80, the 99 KiB of SM89.
+SM90 = Plan("sm90", group=3, stages=7, rows=64, registers=160)
+# A stage holds 32 KiB of K and V, a query block 16 KiB: within SM80's 163 KiB of shared memory, and SM89's 99 KiB.
 POINTER = {(8, 0): Plan("pointer-sm80", group=1, stages=3), (8, 9): Plan("pointer-sm89", group=1, stages=2)}
 POINTER_OTHER = Plan("pointer", group=1, stages=2)
 
@@ -87,7 +89,7 @@ def attend(
     tokens, heads = q.shape[1:3]
     lse = torch.empty((1, tokens, heads), dtype=torch.float32, device=q.device) if options.return_lse else None
     summaries = summarise(q, k, v, options.thresh_type)
-    lists = route(summaries, options, tokens, plan.group)
+    lists = route(summaries, options, tokens, plan.group, plan.rows)
     step = (q[0], k[0], v[0], out[0], None if lse is None else lse[0], summaries, lists, options)
     if plan.variant == SM90.variant:
         attend_sm90.attend(*step, stages=plan.stages, registers=plan.registers)

@@ -1,8 +1,8 @@
 """The attention step of Sol-Attn in plain Triton with pointer loads: compute capability 8.0 and 8.9, any strides.
 
-One program takes one query block of one head and walks that block's own list (groups of one). The loads of the list's K and
-V tiles are asynchronous copies, several tiles ahead, as the compiler's pipeliner arranges them for ``num_stages``. The
-softmax keeps running maxima, so any magnitude that float32 scores can have is computed.
+One program takes one query block of one head and walks that block's own list (groups of one). The loads of the list's K
+and V tiles are asynchronous copies, several tiles ahead, as the compiler's pipeliner arranges them for ``num_stages``.
+The softmax keeps running maxima, so any magnitude that float32 scores can have is computed.
 
 ``repair`` does the query blocks again that another kernel flagged, with the same steps, from the bitmap of the routes.
 """
@@ -176,7 +176,7 @@ def attend(
     *,
     stages: int,
 ) -> None:
-    """Fill out [T, H, 128] (and lse [T, H]) from q, k, v [T, H, 128], all bfloat16. ``lists`` are of group 1. One launch."""
+    """Fill out [T, H, 128] (and lse [T, H]) from q, k, v [T, H, 128], bfloat16. ``lists``: of group 1. One launch."""
     tokens, heads, dim = q.shape
     blocks = num_blocks(tokens)
     start, stop = options.dense_rows

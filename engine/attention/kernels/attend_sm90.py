@@ -1,12 +1,18 @@
-"""The attention step of Sol-Attn on compute capability 9.0, in Gluon: warp-specialised, K/V tiles shared by query blocks.
+"""The attention step of Sol-Attn on compute capability 9.0, in Gluon: warp-specialised, K/V tiles shared by queries.
 
-One program takes a group of G neighbouring query blocks of one head. A producer warp streams the K and V tiles that any of
-them needs through a ring in shared memory with the tensor memory accelerator; G warpgroups consume it, one query block
-each, and a warpgroup steps over the tiles that are not on its own block's list. So the second-level cache, which bounds a
-one-block kernel (32 KiB for 2.1 MFLOP), is asked once for a tile that several neighbours want.
+An item of work is a group of G neighbouring query blocks of one head. A producer warp streams the K and V tiles that
+any of them needs through a ring in shared memory, with the tensor memory accelerator; G warpgroups consume it, one query
+block each, and a warpgroup steps over the tiles that are not on its own block's list. So the second-level cache, which
+bounds a one-block kernel (32 KiB for 2.1 MFLOP), is asked once for a tile that several neighbours want. There is one
+program a multiprocessor, which draws tickets for items until there are none.
 
-The stream of a sparse group: the means of all blocks in tiles of 64 (K: key means, V: value sums), then the ragged last key
-block if there is one, then the list. A dense group (query rows that attend to everything) has no means, and all key blocks.
+The stream of a sparse group: the means of all blocks in tiles of 64 (K: key means, V: value sums), then the ragged last
+key block if there is one, then the list. A dense group (query rows that attend to everything): all key blocks.
+
+Probabilities are relative to one number a query block (``reference``), and not to each row's running maximum: as
+bfloat16 has float32's range that costs no precision, and it spares the maxima, their exchange between threads, and the
+rescaling of the accumulator. Where a row's scores are too far from that number for float32, its block is flagged, and
+``attend_pointer.repair`` does it again.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from engine.attention.kernels.lists import Lists, dense_block_range
 from engine.attention.kernels.summaries import Summaries
 from engine.attention.routing import BLOCK, LOG2_E, num_blocks
 
-# Bounds of a row's sum of probabilities. Beyond them its query block is done again with running maxima.
+# Bounds of a row's sum of probabilities; beyond them its query block is flagged.
 SMALLEST = gl.constexpr(2.0**-60)
 LARGEST = gl.constexpr(2.0**60)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -160,7 +166,8 @@ def _consume(
     BT: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
     (
-        p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_reference, p_flags, k_ring, v_ring, full, empty, tickets, announced, taken,
+        p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_reference, p_flags,
+        k_ring, v_ring, full, empty, tickets, announced, taken,
         stride_qt, stride_qh, stride_ot, stride_oh,
         c, dense_start, dense_stop, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups, words,
     ) = arguments  # fmt: skip
@@ -189,8 +196,6 @@ def _consume(
         b_q = gl.load(p_tile, mask=(rows < T)[:, None], other=0.0)  # [BT, D]
         p_row = p_bits + (i_head.to(gl.int64) * N + gl.minimum(i_q, N - 1)) * words
 
-        # Probabilities are relative to one number a query block, and not to each row's maximum: as bfloat16 has float32's
-        # range, that costs no precision. Where a row's scores are too far from it for float32, the block is flagged.
         reference = gl.load(p_reference + gl.minimum(i_q, N - 1) * H + i_head)
         acc = gl.zeros([BT, D], gl.float32, O_LAYOUT)
         b_sum = gl.zeros([BT], gl.float32, ROWS)
@@ -287,7 +292,8 @@ def _attend_kernel(
         dense_start, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups,
     )  # fmt: skip
     consumer = (
-        p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_reference, p_flags, k_ring, v_ring, full, empty, tickets, announced, taken,
+        p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_reference, p_flags,
+        k_ring, v_ring, full, empty, tickets, announced, taken,
         stride_qt, stride_qh, stride_ot, stride_oh,
         c, dense_start, dense_stop, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups, words,
     )  # fmt: skip
@@ -357,7 +363,8 @@ def attend(
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     _attend_kernel[(min((dense_groups + groups) * heads, processors),)](
         _matrix(k, layout), _matrix(v, layout), _matrix(summaries.k_mean, layout), _matrix(summaries.v_sum, layout),
-        q, out, lse if lse is not None else summaries.mu, lists.entries, lists.lengths, lists.bits, lists.counter, lists.reference, lists.flags,
+        q, out, lse if lse is not None else summaries.mu,
+        lists.entries, lists.lengths, lists.bits, lists.counter, lists.reference, lists.flags,
         q.stride(0), q.stride(1), k.stride(1), v.stride(1), out.stride(0), out.stride(1),
         options.scale * LOG2_E, start, stop, *dense_block_range(tokens, options.dense_rows), dense_groups,
         tokens, blocks, heads, groups, lists.bits.shape[2],

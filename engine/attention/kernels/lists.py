@@ -1,12 +1,12 @@
 """Routing on the GPU: from the block summaries to compact lists of the key blocks to compute exactly.
 
-Query blocks are taken in groups of G neighbours, which later share every K/V tile that any of them needs. A group's list
-holds the union of its members' key blocks in increasing order, each entry with one bit a member:
+Query blocks are taken in groups of G neighbours, which later share every K/V tile that any of them needs. A group's
+list holds the union of its members' key blocks in increasing order, each entry with one bit a member:
 
     entry = key block | member bits << shift        (int16 with shift 12 up to 4096 blocks, else int32 with shift 24)
 
-A ragged last key block is left out of the lists: it needs a mask that no other block does, so the attention kernels handle
-it apart, and look its route up in the bitmap.
+A ragged last key block is left out of the lists: it needs a mask that no other block does, so the attention kernels
+handle it apart, and look its route up in the bitmap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.attention.kernels.summaries import Summaries
 from engine.attention.routing import BLOCK, LOG2_E, VARIANCE_EPSILON, num_blocks, sink_block_range
 
 SHORT_BLOCKS = 4096  # key block numbers below this fit in the 12 low bits of an int16 entry
-ROWS = 16  # query blocks of one routing program: the least that a matrix instruction takes
+LAUNCH = {"BN": 64, "num_warps": 4, "num_stages": 2}
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def _route_kernel(
     EXACT: tl.constexpr, G: tl.constexpr, SLOTS: tl.constexpr, SHIFT: tl.constexpr,
     R: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """R rows of one head: R / SLOTS groups of SLOTS rows, of which the first G are query blocks (SLOTS: G's power of 2).
+    """R rows of one head: R / SLOTS groups of SLOTS rows (G's power of 2), of which the first G are query blocks.
 
     Query blocks in [dense_first, dense_last) attend densely by other means: counted and in the bitmap, in no list.
     """
@@ -79,8 +79,8 @@ def _route_kernel(
 
     q_high, q_middle, q_low = _split(b_q)
     b_member = tl.where(is_q & ((i_q < dense_first) | (i_q >= dense_last)), 1 << (rows % SLOTS), 0)  # [R]
-    b_count = tl.zeros([R], tl.int32)
-    b_top = tl.full([R], float("-inf"), tl.float32)
+    b_exact = tl.zeros([R, BN], tl.int32)
+    b_best = tl.full([R, BN], float("-inf"), tl.float32)
     b_length = tl.zeros([GT], tl.int32)
     i_group = i_tile * GT + tl.arange(0, GT)
     p_list = p_lists + (i_head * groups + i_group).to(tl.int64) * N  # [GT]
@@ -92,15 +92,15 @@ def _route_kernel(
         b_s = tl.dot(q_low, b_k)
         b_s = tl.dot(q_middle, b_k, b_s)
         b_s = tl.dot(q_high, b_k, b_s) * c  # [R, BN]
-        b_top = tl.maximum(b_top, tl.max(tl.where((j < N)[None, :], b_s, float("-inf")), axis=1))
+        b_best = tl.maximum(b_best, tl.where((j < N)[None, :], b_s, float("-inf")))
         near = (i_q[:, None] - j[None, :] <= 1) & (j[None, :] - i_q[:, None] <= 1)
         sink = (j >= sink_first) & (j < sink_last)
         exact = (b_s > b_limit[:, None]) | near | sink[None, :]
         exact = exact & is_q[:, None] & (j < N)[None, :]
-        b_count += tl.sum(exact.to(tl.int32), axis=1)
+        b_exact += exact.to(tl.int32)
 
-        b_words = tl.reshape((exact | (j >= N)[None, :]).to(tl.int32), [R, BN // 32, 32]) << tl.arange(0, 32)[None, None, :]
-        b_words = tl.sum(b_words, axis=2)  # [R, BN / 32]
+        b_words = tl.reshape((exact | (j >= N)[None, :]).to(tl.int32), [R, BN // 32, 32])
+        b_words = tl.sum(b_words << tl.arange(0, 32)[None, None, :], axis=2)  # [R, BN / 32]
         i_word = first // 32 + tl.arange(0, BN // 32)
         p_word = p_bits + (i_head.to(tl.int64) * N + i_q[:, None]) * words + i_word[None, :]
         tl.store(p_word, b_words, mask=is_q[:, None] & (i_word < words)[None, :])
@@ -113,6 +113,8 @@ def _route_kernel(
         keep = (b_some != 0) & (i_group < groups)[:, None]
         tl.store(p_list[:, None] + position, entry.to(p_lists.dtype.element_ty), mask=keep)
         b_length += tl.sum(b_some, axis=1)
+    b_count = tl.sum(b_exact, axis=1)
+    b_top = tl.max(b_best, axis=1)
     tl.store(p_lengths + i_head * groups + i_group, b_length, mask=i_group < groups)
     tl.store(p_counts + i_q * H + i_head, b_count, mask=is_q)
     tl.store(p_reference + i_q * H + i_head, b_top, mask=is_q)
@@ -152,8 +154,8 @@ def dense_block_range(tokens: int, dense_rows: tuple[int, int]) -> tuple[int, in
     return (first, last) if last > first and stop > start else (0, 0)
 
 
-def route(summaries: Summaries, options: SolAttentionOptions, tokens: int, group: int) -> Lists:
-    """Route a call of ``tokens`` tokens. One launch, no synchronisation."""
+def route(summaries: Summaries, options: SolAttentionOptions, tokens: int, group: int, rows: int = 16) -> Lists:
+    """Route a call of ``tokens`` tokens, ``rows`` query blocks a program. One launch, no synchronisation."""
     blocks, heads, dim = summaries.q_mean.shape
     device = summaries.q_mean.device
     groups = triton.cdiv(blocks, group)
@@ -168,7 +170,7 @@ def route(summaries: Summaries, options: SolAttentionOptions, tokens: int, group
     flags = torch.empty((blocks * heads + 1,), dtype=torch.int32, device=device)
     slots = triton.next_power_of_2(group)
     shift = 12 if short else 24
-    _route_kernel[(triton.cdiv(groups, ROWS // slots), heads)](
+    _route_kernel[(triton.cdiv(groups, rows // slots), heads)](
         summaries.q_mean, summaries.k_mean, summaries.mu, summaries.spread,
         entries, lengths, bits, counts, counter, reference, flags,
         options.scale * LOG2_E, options.tau, VARIANCE_EPSILON,
@@ -176,6 +178,6 @@ def route(summaries: Summaries, options: SolAttentionOptions, tokens: int, group
         *dense_block_range(tokens, options.dense_rows),
         tokens, blocks, heads, groups, words,
         EXACT=options.thresh_type == "exact", G=group, SLOTS=slots, SHIFT=shift,
-        R=ROWS, D=dim, BT=BLOCK, BN=128, num_warps=4,
+        R=rows, D=dim, BT=BLOCK, **LAUNCH,
     )  # fmt: skip
     return Lists(entries, lengths, bits, counts, reference, flags, counter, group, shift)

@@ -1,4 +1,4 @@
-"""Compile the attention kernels for a compute capability that this machine need not have, and read the compiler's report."""
+"""Compile kernels for a compute capability that this machine need not have, and read the compiler's report."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language import NVMMASharedLayout
 
 POINTERS = {
-    "p_q_mean": "*fp32", "p_mu": "*fp32", "p_variance": "*fp32", "p_lse": "*fp32", "p_reference": "*fp32", "p_flags": "*i32", "p_counter": "*i32", "p_lists": "*i16",
-    "p_lengths": "*i32", "p_bits": "*i32", "p_counts": "*i32",
-}  # fmt: skip
+    **dict.fromkeys(("p_q_mean", "p_mu", "p_variance", "p_lse", "p_reference"), "*fp32"),
+    **dict.fromkeys(("p_lengths", "p_bits", "p_counts", "p_counter", "p_flags"), "*i32"),
+    "p_lists": "*i16",
+}
 FLOATS = ("c", "tau", "epsilon")
 
 
@@ -36,12 +38,14 @@ def compile_for(
     kernel: Any, capability: int, constants: dict[str, Any], types: dict[str, str] | None = None, **options: Any
 ) -> Report:
     """Compile ``kernel`` (Triton or Gluon). Arguments are typed by name: p_ pointers (bfloat16 unless POINTERS or
-    ``types`` says otherwise), the floats above, and int32."""
+    ``types`` says otherwise), d_ descriptors of [64, 128] tiles, the floats above, and int32."""
     types = types or {}
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
             signature[name] = "constexpr"
+        elif name.startswith("d_"):
+            signature[name] = f"tensordesc<bf16[64, 128],{NVMMASharedLayout(128, 16, 2)!r}>"
         elif name.startswith("p_"):
             signature[name] = types.get(name, POINTERS.get(name, "*bf16"))
         else:
