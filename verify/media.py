@@ -12,7 +12,7 @@ from config.canonical import sha256_bytes
 from config.errors import InvalidRecord
 from config.record import Media
 
-MAX_FRAMES = 100_000
+MAX_FRAMES = 10_000
 MAX_PIXELS = 8192 * 8192
 
 

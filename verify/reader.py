@@ -22,9 +22,11 @@ from config.record import (
     STATUS,
     ArmEnd,
     ArmStart,
+    Attention,
     Benchmark,
     Environment,
     GateReport,
+    Layout,
     Status,
     Timing,
 )
@@ -32,6 +34,10 @@ from config.schema import ARMS, Arm, ArmName, Target
 from verify.files import Files
 from verify.strictjson import parse, parse_model, validate
 
+MAX_FORWARDS = MAX_LAYERS = 10_000
+MAX_TOKENS = 100_000_000
+MAX_GPUS = 1_000
+"""Sizes beyond any run's. A number in a record must not be able to make its reader count to it."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -100,12 +106,15 @@ class Record:
             InvalidRecord: they are not those of a target.
         """
         try:
-            return self.lock.resolved
+            target = self.lock.resolved
         except (ValidationError, KeyError, TypeError, ValueError) as error:
             raise InvalidRecord(
                 f"{LOCK}: the values are not those of a target: {str(error).splitlines()[0]}",
                 remedy="a lock of a newer release needs a newer `sol verify`",
             ) from None
+        if max(target.parallel.num_gpus, target.hardware.gpu_count) > MAX_GPUS:
+            raise InvalidRecord(f"{LOCK}: more than {MAX_GPUS} GPUs")
+        return target
 
     @property
     def open(self) -> bool:
@@ -200,6 +209,9 @@ def _read_arm(files: Files, arm: ArmName) -> ArmEvidence:
         sample: parse_model(Timing, files.read(name), name)
         for sample, name in _numbered(files, folder + r"sample-(\d+)/timing\.json")
     }
+    for sample, timing in timings.items():
+        if timing.num_inference_steps > MAX_FORWARDS:
+            raise InvalidRecord(f"arms/{arm}/sample-{sample}/timing.json: {timing.num_inference_steps} steps")
     return ArmEvidence(arm, events, gates, timings, tuple(torn))
 
 
@@ -223,7 +235,15 @@ def read_events(data: bytes, name: str) -> tuple[tuple[Any, ...], bool]:
     """
     lines = data.split(b"\n")
     torn = lines.pop() != b""
-    return tuple(
-        validate(EVENT, parse(line, f"{name}, line {number}"), f"{name}, line {number}")
-        for number, line in enumerate(lines, 1)
-    ), torn
+    return tuple(_event(line, f"{name}, line {number}") for number, line in enumerate(lines, 1)), torn
+
+
+def _event(line: bytes, where: str) -> Any:
+    event = validate(EVENT, parse(line, where), where)
+    if isinstance(event, Attention) and not all(0 <= layer < MAX_LAYERS for layer in event.layers):
+        raise InvalidRecord(f"{where}: a layer that no model has")
+    if isinstance(event, Layout) and max(event.total_tokens, event.live_tokens) > MAX_TOKENS:
+        raise InvalidRecord(f"{where}: {event.total_tokens} rows")
+    if getattr(event, "step", 0) not in range(MAX_FORWARDS):
+        raise InvalidRecord(f"{where}: forward {event.step}")
+    return event

@@ -169,11 +169,11 @@ class Head:
 
 def band_floor(blocks: int, sink: tuple[int, int]) -> int:
     """Exact blocks that no threshold can save, summed over all query blocks: the three-block band and the sink."""
-    index = np.arange(blocks)
-    band = np.minimum(index + 1, blocks - 1) - np.maximum(index - 1, 0) + 1
+    band = 3 * blocks - 2 if blocks > 1 else 1
     start, stop = sink
     if stop <= start:
-        return int(band.sum())
+        return band
     first, last = start // BLOCK, min(-(-stop // BLOCK), blocks)
-    overlap = np.minimum(index + 2, last) - np.maximum(index - 1, first)
-    return int(band.sum() + blocks * (last - first) - np.maximum(overlap, 0).sum())
+    # Each sink column meets the band in itself and its two neighbours, but for the columns at the edges.
+    overlap = 3 * (last - first) - (first == 0) - (last == blocks)
+    return band + blocks * (last - first) - overlap

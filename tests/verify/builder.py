@@ -440,7 +440,7 @@ class Builder:
         """The gate's report and slice, and its event."""
         sol, limits = self.t.sol_attn, self.t.gate
         sink, rows = spans[sol.sink], spans[sol.dense_rows]
-        call = attention_call(sol.thresh_type, sol.tau, sink, rows, sample, self.t.parallel.num_gpus)[rank]
+        call = attention_call(sol.thresh_type, sol.tau, sink, rows, 0, self.t.parallel.num_gpus)[rank]
         stats = {**call["stats"]["sdpa"]}
         red = arm in self.red
         if red:

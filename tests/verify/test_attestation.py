@@ -210,7 +210,7 @@ def test_keys_have_their_modes_and_are_never_overwritten(tmp_path: Path) -> None
 
 def test_key_id_is_the_hash_of_the_canonical_key() -> None:
     key = public_from_hex(RFC_8032[0][1])
-    text = '{"keytype":"ed25519","keyval":{"public":"%s"},"scheme":"ed25519"}' % RFC_8032[0][1]
+    text = '{"keytype":"ed25519","keyval":{"public":"PUBLIC"},"scheme":"ed25519"}'.replace("PUBLIC", RFC_8032[0][1])
     assert key.keyid == sha256_bytes(text.encode())
 
 

@@ -49,6 +49,9 @@ def policy(record: Record, say: Scribe) -> None:
     """Every layer of every computed forward ran once, sparse exactly where the policy says so; a reused forward ran
     none.
     """
+    depths = {arm.name: _depth(arm) for arm in record.arms.values() if arm.timings}
+    if 0 in depths.values() or len(set(depths.values())) > 1:
+        say.invalid(f"layers seen by arm: {depths}; needed: one number, and not 0", AS_WRITTEN, "arms/")
     for arm in record.arms.values():
         layers = _depth(arm)
         for sample, timing in arm.timings.items():
