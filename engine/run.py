@@ -30,6 +30,9 @@ GRACE_SECONDS = 5.0
 class Observer(Protocol):
     """Whoever wants to see the run go on."""
 
+    def on_arm(self, arm: str) -> None:
+        """An arm's process is about to be started."""
+
     def on_event(self, arm: str, event: dict[str, Any]) -> None:
         """An event of an arm appeared."""
 
@@ -91,6 +94,7 @@ def run_arms(
     outcomes: list[ArmOutcome] = []
     with Warden(record.path) as warden:
         for arm in arms:
+            observer.on_arm(arm)
             first = record.next_sample(arm)
             spec = ArmSpec(
                 record=str(record.path),

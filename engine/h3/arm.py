@@ -42,11 +42,12 @@ def prepare_cpu(spec: ArmSpec) -> list[str]:
 def prepare_worker(spec: ArmSpec) -> None:
     """Install stand-ins and seams in a spawned worker and say so in its events."""
     from engine.h3 import seams
+    from engine.h3.tracker import Tracker
 
     rank = worker_rank(multiprocessing.current_process().name)
     log = EventLog(spec.folder / f"events-rank{rank}.jsonl", "worker", STARTED)
     installed = prepare_cpu(spec)
-    tracker = seams.Tracker(spec, rank, log)
+    tracker = Tracker(spec, rank, log)
     installed += seams.install(tracker)
     log.write(ArmStart, arm=spec.arm, rank=rank, seams=tuple(installed), notes=spec.lock.resolved.notes)
 

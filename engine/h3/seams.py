@@ -19,147 +19,20 @@ from typing import Any
 
 import torch
 
-from config.record import (
-    Attention,
-    CacheDecision,
-    GateDone,
-    GateLimits,
-    Layout,
-    Memory,
-    OffloadLoads,
-    RequestEnd,
-    RequestStart,
-    Stage,
-    Step,
-)
+from config.record import CacheDecision
 from config.schema import TeaCache as TeaCacheConfig
-from engine.attention import sol_attention, sol_attention_packed
-from engine.attention.call import SolAttentionOptions
 from engine.cache import decision
 from engine.cache.base import BlockStackCache
 from engine.cache.first_block_cache import FirstBlockCache
 from engine.cache.h3_probe import first_block_probe, wait_for_first_block
 from engine.cache.teacache import TeaCache
-from engine.evidence import EventLog, write_model
-from engine.gate import require_green, run_gate
-from engine.h3.layout import PackedLayout, find_layout
-from engine.h3.spec import ArmSpec
+from engine.h3.sparse import sparse_attention
+from engine.h3.tracker import Tracker
 
 DIT = "sglang.multimodal_gen.runtime.models.dits.minimax_h3"
-LAST_STAGE = "MiniMaxH3DecodingStage"
 STAGE_BASE = "sglang.multimodal_gen.runtime.pipelines_core.stages.base"
 STAGES = "sglang.multimodal_gen.runtime.pipelines_core.stages.model_specific_stages.minimax_h3.stages."
 OFFLOAD = "sglang.multimodal_gen.runtime.managers.memory_managers.layerwise_offload"
-
-
-class Tracker:
-    """Where the worker is: which request, which forward, which layout. One per process; SGLang runs one request at a
-    time."""
-
-    def __init__(self, spec: ArmSpec, rank: int, log: EventLog) -> None:
-        self.spec, self.rank, self.log = spec, rank, log
-        self.target, self.policy = spec.lock.resolved, spec.policy
-        self.layout: PackedLayout | None = None
-        self.step = -1
-        self.dense: dict[str, list[int]] = {}
-        self.gated = False
-        self.loads: dict[str, int] = {}
-        self.cache: BlockStackCache | None = None
-        self._remaining = list(spec.requests)
-        self._request = self._remaining[0]
-        self._forwards = 0
-
-    @property
-    def sample(self) -> int:
-        """The running request's sample number."""
-        return self._request.sample
-
-    def begin_request(self) -> None:
-        """The next request of the spec begins; nothing of the one before it stays."""
-        self._request = self._remaining[0]
-        self.layout, self.step, self._forwards = None, -1, 0
-        self.loads.clear()
-        self.log.write(RequestStart, **self._request.model_dump(exclude={"sample"}), sample=self.sample)
-        if self.cache is not None:
-            self.cache.begin_request(self._request.num_inference_steps - 1)
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-
-    def end_request(self, seconds: float) -> None:
-        """The denoising loop came back."""
-        if self.cache is not None:
-            self.cache.end_request()
-        if self.loads:
-            self.log.write(OffloadLoads, sample=self.sample, loads=dict(self.loads))
-        self.log.write(Memory, sample=self.sample, **peak_memory())
-        self.log.write(RequestEnd, sample=self.sample, seconds=seconds, forwards=self._forwards)
-
-    def end_stage(self, name: str, seconds: float) -> None:
-        """A pipeline stage of the running request ended; the decoding stage is the last of a request."""
-        self.log.write(Stage, sample=self._remaining[0].sample, name=name, seconds=seconds)
-        if name == LAST_STAGE:
-            self._remaining.pop(0)
-
-    def begin_step(self, step: int, arguments: dict[str, Any]) -> None:
-        """A DiT forward begins. The layout is read from the first one's own tensors."""
-        self.step = step
-        self.dense.clear()
-        if self.layout is None:
-            self.layout = layout_of(arguments)
-            policy, layout = self.target.sol_attn, self.layout
-            self.log.write(
-                Layout,
-                sample=self.sample,
-                total_tokens=layout.total_tokens,
-                live_tokens=layout.live_tokens,
-                text=layout.text,
-                condition=layout.condition,
-                audio=layout.audio,
-                video=layout.video,
-                sink=layout.sink_range(policy.sink),
-                dense_rows=layout.dense_rows_range(policy.dense_rows),
-                cu_seqlens=layout.cu_seqlens,
-            )
-
-    def end_step(self, seconds: float, timestep: float) -> None:
-        """A DiT forward ended."""
-        for backend, layers in self.dense.items():
-            self.log.write(
-                Attention, sample=self.sample, step=self.step, layers=tuple(layers), backend=backend, mode="dense"
-            )
-        self.log.write(Step, sample=self.sample, step=self.step, seconds=seconds, timestep=timestep)
-        self._forwards += 1
-
-    def is_sparse(self, layer: int) -> bool:
-        """Whether the policy wants Sol-Attn in this layer of the current forward."""
-        policy = self.target.sol_attn
-        return self.policy.sparse != "none" and self.step >= policy.dense_steps and layer >= policy.dense_layers
-
-
-def peak_memory() -> dict[str, float]:
-    """Peak resident set of the process, and the CUDA allocator's peaks, MiB."""
-    import resource
-
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if not torch.cuda.is_available():
-        return {"rss_mib": rss, "allocated_mib": 0.0, "reserved_mib": 0.0}
-    return {
-        "rss_mib": rss,
-        "allocated_mib": torch.cuda.max_memory_allocated() / 2**20,
-        "reserved_mib": torch.cuda.max_memory_reserved() / 2**20,
-    }
-
-
-def layout_of(arguments: dict[str, Any]) -> PackedLayout:
-    """The packed document of one DiT forward, from its keyword arguments (MiniMaxH3DiTModel.forward)."""
-    image = arguments["img_pos_info"]["position_ids"]
-    return find_layout(
-        text_positions=arguments["text_pos_info"]["position_ids"],
-        image_positions=image,
-        audio_positions=arguments["audio_pos_info"]["position_ids"],
-        cu_seqlens_host=arguments["packed_seq_params"]["cu_seqlens_q_host"],
-        condition_rows=int(image.numel()) - int(arguments["img_pos_for_infer_output_info"]["position_ids"].numel()),
-    )
 
 
 def synchronise() -> None:
@@ -265,7 +138,7 @@ def install_block_stack(tracker: Tracker, make_cache: Callable[[Any], BlockStack
     def running(self: Any, **kwargs: Any) -> Any:
         if tracker.cache is None and (cache := make_cache(self)) is not None:
             tracker.cache = cache
-            cache.begin_request(tracker._request.num_inference_steps - 1)
+            cache.begin_request(tracker.forwards)
         self.blocks.running = True
         try:
             return forward(self, **kwargs)
@@ -360,87 +233,6 @@ def install_attention(tracker: Tracker) -> str:
 
     dit._minimax_h3_attention_core_bcg = core  # type: ignore[attr-defined]
     return f"replace.attention_core({tracker.policy.sparse})"
-
-
-def sparse_attention(
-    tracker: Tracker, layer: int, scale: float, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> torch.Tensor:
-    """One sparse call of the run: gated if it is the process's first, its routed blocks recorded.
-
-    q, k, v and the result: [rows, H, D] BF16, padding rows included (zero in the result).
-
-    Raises:
-        GateFailed: the gate is red.
-    """
-    assert tracker.layout is not None
-    layout, policy = tracker.layout, tracker.target.sol_attn
-    options = SolAttentionOptions(
-        scale=scale,
-        tau=policy.tau,
-        thresh_type=policy.thresh_type,
-        sink=layout.sink_range(policy.sink),
-        dense_rows=layout.dense_rows_range(policy.dense_rows),
-    )
-    if not tracker.gated:
-        gate(tracker, layer, options, *(x[None, : layout.live_tokens] for x in (q, k, v)))
-    result = sol_attention_packed(
-        q,
-        k,
-        v,
-        layout.live_tokens,
-        scale=scale,
-        tau=options.tau,
-        thresh_type=options.thresh_type,
-        sink=options.sink,
-        dense_rows=options.dense_rows,
-        backend=tracker.policy.sparse,
-    )
-    tracker.log.write(
-        Attention,
-        sample=tracker.sample,
-        step=tracker.step,
-        layers=(layer,),
-        backend=result.backend,
-        mode="sparse",
-        blocks=int(result.route_counts.shape[0]),
-        routed=tuple(result.route_counts.sum(0, dtype=torch.int64).tolist()),
-    )
-    return result.out
-
-
-def gate(
-    tracker: Tracker, layer: int, options: SolAttentionOptions, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> None:
-    """Run the Real-QKV gate on a live call and leave its report and slice in the record, whatever the outcome.
-
-    Raises:
-        GateFailed: the gate is red.
-    """
-    from safetensors.torch import save
-
-    limits = tracker.target.gate
-    backend = tracker.policy.sparse
-    report, kept = run_gate(
-        q,
-        k,
-        v,
-        attend=lambda *tensors, **kwargs: sol_attention(*tensors, **kwargs, backend=backend),
-        options=options,
-        gate_tau=limits.tau,
-        limits=GateLimits(max_abs=limits.max_abs, mean_abs=limits.mean_abs, rel_l2=limits.rel_l2),
-        head=0,
-        rank=tracker.rank,
-        sample=tracker.sample,
-        step=tracker.step,
-        layer=layer,
-    )
-    folder = tracker.spec.gate_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"gate-rank{tracker.rank}.safetensors").write_bytes(save(kept))
-    write_model(folder / f"gate-rank{tracker.rank}.json", report)
-    tracker.log.write(GateDone, sample=tracker.sample, step=tracker.step, layer=layer, passed=report.passed)
-    require_green(report)
-    tracker.gated = True
 
 
 def install_decode_residency(tracker: Tracker) -> str:

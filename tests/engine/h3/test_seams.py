@@ -13,10 +13,11 @@ import torch
 from config.errors import GateFailed
 from config.lock import resolve
 from engine.evidence import EventLog
-from engine.h3 import seams
+from engine.h3 import seams, sparse
 from engine.h3.arm import worker_rank
 from engine.h3.layout import PackedLayout
 from engine.h3.spec import ArmSpec, RequestSpec
+from engine.h3.tracker import Tracker
 
 LAYOUT = PackedLayout(
     total_tokens=256,
@@ -31,7 +32,7 @@ LAYOUT = PackedLayout(
 )
 
 
-def tracker(tmp_path: Path, arm: str = "fullopt", overrides: tuple[str, ...] = (), first: int = 0) -> seams.Tracker:
+def tracker(tmp_path: Path, arm: str = "fullopt", overrides: tuple[str, ...] = (), first: int = 0) -> Tracker:
     requests = (
         RequestSpec(sample=first, phase="warmup", seed=1, num_inference_steps=17),
         RequestSpec(sample=first + 1, phase="measured", seed=0, num_inference_steps=17),
@@ -40,7 +41,7 @@ def tracker(tmp_path: Path, arm: str = "fullopt", overrides: tuple[str, ...] = (
         record=str(tmp_path), arm=arm, lock=resolve("cpu", overrides), checkpoint="/weights", requests=requests
     )
     log = EventLog(spec.folder / "events-rank0.jsonl", "worker", time.monotonic())
-    made = seams.Tracker(spec, 0, log)
+    made = Tracker(spec, 0, log)
     made.layout = LAYOUT
     return made
 
@@ -56,13 +57,13 @@ def qkv() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("arm", "step", "layer", "sparse"),
+    ("arm", "step", "layer", "wanted"),
     [("fullopt", 6, 2, True), ("fullopt", 5, 2, False), ("fullopt", 6, 1, False), ("cache", 9, 5, False)],
 )
-def test_leading_steps_and_layers_stay_dense(tmp_path: Path, arm: str, step: int, layer: int, sparse: bool) -> None:
+def test_leading_steps_and_layers_stay_dense(tmp_path: Path, arm: str, step: int, layer: int, wanted: bool) -> None:
     made = tracker(tmp_path, arm)
     made.step = step
-    assert made.is_sparse(layer) is sparse
+    assert made.is_sparse(layer) is wanted
 
 
 def test_the_first_sparse_call_is_gated_once_and_each_call_is_counted(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_the_first_sparse_call_is_gated_once_and_each_call_is_counted(tmp_path: 
     made.step = 6
     q, k, v = qkv()
     for layer in (2, 3):
-        out = seams.sparse_attention(made, layer, 128**-0.5, q, k, v)
+        out = sparse.sparse_attention(made, layer, 128**-0.5, q, k, v)
         assert out.shape == (256, 2, 128)
         assert bool((out[200:] == 0).all())
     kinds = [(event["event"], event.get("layers", event.get("layer"))) for event in events(tmp_path)]
@@ -85,7 +86,7 @@ def test_a_red_gate_leaves_its_report_and_ends_the_call(tmp_path: Path) -> None:
     made = tracker(tmp_path, overrides=("gate.mean_abs=1e-12",))
     made.step = 6
     with pytest.raises(GateFailed):
-        seams.sparse_attention(made, 2, 128**-0.5, *qkv())
+        sparse.sparse_attention(made, 2, 128**-0.5, *qkv())
     assert json.loads((tmp_path / "arms/fullopt/gate-rank0.json").read_text())["passed"] is False
     assert [event["event"] for event in events(tmp_path)] == ["gate"]
 
