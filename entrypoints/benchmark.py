@@ -17,7 +17,7 @@ from config.errors import EnvironmentRefused, Exit, Interrupted, SolError, Usage
 from config.lock import Lock, load_target, nearest, resolve
 from config.record import ATTESTATION, BENCHMARK, ENVIRONMENT, LOCK, CheckpointFound, Environment
 from config.schema import ARMS, ArmName, Checkpoint, Target
-from engine.checkpoint.store import ensure, found, list_files, verify_synthetic
+from engine.checkpoint.store import checkpoint_folder, ensure, found, list_files, verify_synthetic
 from engine.doctor import Severity, examine, require_healthy
 from engine.environment import capture
 from engine.evidence import RunRecord, write_model
@@ -138,17 +138,40 @@ def provide_checkpoint(
     Raises:
         CheckpointError: absent, or not what the lock asks for.
     """
+    if own is not None and not (own / checkpoint.partition).is_dir():
+        raise UsageError(
+            f"{own} has no folder {checkpoint.partition}", remedy="name the folder that holds the partition"
+        )
+    if checkpoint.kind == "hub":
+        return provide_published(checkpoint, own, progress)
     if own is not None:
-        if not (own / checkpoint.partition).is_dir():
-            raise UsageError(
-                f"{own} has no folder {checkpoint.partition}", remedy="name the folder that holds the partition"
-            )
         files = list_files(own)
         return own.absolute(), found(checkpoint, files), [f"weights come from --checkpoint, {len(files)} files"]
     folder = ensure(checkpoint, on_part=lambda part: progress.part(f"writing the synthetic checkpoint: {part}"))
     progress.part("verifying the checkpoint")
     weights, notes = verify_synthetic(checkpoint, folder)
     return folder, weights, notes
+
+
+def provide_published(
+    checkpoint: Checkpoint, own: Path | None, progress: Progress
+) -> tuple[Path, CheckpointFound, list[str]]:
+    """Published weights: verified where they lie, fetched first when they are not in the cache.
+
+    Raises:
+        CheckpointError: not what was published, or not to be had.
+        EnvironmentRefused: too little disk for what is missing.
+    """
+    from engine.checkpoint.fetch import Options, fetch
+    from engine.checkpoint.published import verify_published
+
+    if own is not None:
+        progress.part("verifying the checkpoint")
+        weights = verify_published(checkpoint, own.absolute())
+    else:
+        progress.part("the published checkpoint")
+        weights = fetch(checkpoint, checkpoint_folder(checkpoint), Options(), progress)
+    return weights.folder, weights.found, list(weights.notes)
 
 
 def open_record(resume: Path | None, out: Path, lock: Lock, environment: Environment) -> RunRecord:

@@ -74,6 +74,42 @@ def synth(
 
 
 @app.command()
+def fetch(
+    target: Annotated[str, typer.Argument(help="A target with published weights.", metavar="[TARGET]")] = "rtx4090",
+    dest: Annotated[
+        Path | None, typer.Option("--dest", metavar="DIR", help="Where to put it instead of the cache ($SOL_CACHE).")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=64, help="Files fetched at once.")] = 4,
+    verify_only: Annotated[
+        bool, typer.Option("--verify-only", help="Check what is there; never touch the network.")
+    ] = False,
+    rehash: Annotated[bool, typer.Option("--rehash", help="Hash every file, also those verified before.")] = False,
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="Acknowledge the weights' licence; asked for once.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Fetch and verify a target's published checkpoint (144 GB); what is there already is not fetched again.
+
+    A gated repository needs a token: HF_TOKEN_FILE names a file or a container's secret that holds it, HF_TOKEN holds
+    it itself. HF_ENDPOINT names another hub. Stopped at any moment, it goes on where it was.
+    """
+    from entrypoints.fetch import FetchOptions, fetch_and_print
+
+    options = FetchOptions(
+        target=target,
+        dest=dest,
+        jobs=jobs,
+        verify_only=verify_only,
+        rehash=rehash,
+        accept_licence=accept_licence,
+        as_json=json_,
+    )
+    with part("engine"):
+        fetch_and_print(options)
+
+
+@app.command()
 def benchmark(
     target: Target,
     arm: Annotated[

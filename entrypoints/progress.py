@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ class Progress:
         self._finished_units = self._units = 0.0
         self._what = "starting"
         self._live: Live | None = None
+        self._bytes = ByteRate()
 
     @property
     def _arm_units(self) -> float:
@@ -49,15 +51,32 @@ class Progress:
         self._what = what
         self._say()
 
+    def say(self, text: str) -> None:
+        """A line about the fetch of a checkpoint."""
+        self._console.print(text, markup=False)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Bytes of a checkpoint that are hashed or fetched."""
+        self._what = f"checkpoint: {self._bytes.text(what, done, total)}"
+        self.tick()
+
     def tick(self) -> None:
         """Called often; prints a line now and then where there is no live bar."""
         if self._live is None and time.monotonic() - self._last_line >= LINE_SECONDS:
             self._say()
 
+    def on_arm(self, arm: str) -> None:
+        """An arm is about to start."""
+        self._what = f"{self._place(arm)}: starting"
+        self._say()
+
+    def _place(self, arm: str) -> str:
+        return f"arm {arm} ({self._arms.index(arm) + 1} of {len(self._arms)})"
+
     def on_event(self, arm: str, event: dict[str, Any]) -> None:
         """One event of an arm."""
         kind, source = event["event"], event["source"]
-        place = f"arm {arm} ({self._arms.index(arm) + 1} of {len(self._arms)})"
+        place = self._place(arm)
         if kind == "arm_start" and source == "driver":
             self._what = f"{place}: loading"
         elif kind == "load_end":
@@ -92,6 +111,30 @@ class Progress:
         if self._live is None:
             self._last_line = time.monotonic()
             self._console.print(self._line())
+
+
+class ByteRate:
+    """How fast bytes of a phase come, over the last seconds, and when the last will be there."""
+
+    WINDOW_SECONDS = 20.0
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def text(self, what: str, done: int, total: int) -> str:
+        """The phase in words, after `done` of `total` bytes."""
+        now = time.monotonic()
+        if what != self._what or (self._seen and done < self._seen[-1][1]):
+            self._what = what
+            self._seen.clear()
+        self._seen.append((now, done))
+        while now - self._seen[0][0] > self.WINDOW_SECONDS:
+            self._seen.popleft()
+        before, elapsed = self._seen[0][1], now - self._seen[0][0]
+        rate = (done - before) / elapsed if elapsed > 0.5 else 0.0
+        left = f"{rate / 1e6:.1f} MB/s, {clock((total - done) / rate)} left" if rate > 0 else "time left not known yet"
+        return f"{what} {done / 1e9:.2f} of {total / 1e9:.2f} GB, {left}"
 
 
 def clock(seconds: float) -> str:

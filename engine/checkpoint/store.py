@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from config.canonical import sha256_file, sha256_json
+from config.canonical import sha256_json
 from config.checkpoint import FILE as PUBLISHED_MANIFEST
 from config.checkpoint import parse
 from config.errors import CheckpointError, EnvironmentRefused
 from config.record import CheckpointFile, CheckpointFound
 from config.schema import Checkpoint
+from engine.checkpoint.hashing import digests
+from engine.checkpoint.marker import STATE
 
 MANIFEST_FOLDER = PUBLISHED_MANIFEST.parent
 CACHE_VARIABLE = "SOL_CACHE"
@@ -45,10 +47,20 @@ def list_files(folder: Path) -> tuple[CheckpointFile, ...]:
     Raises:
         OSError: a file cannot be read.
     """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return digest_files(folder, sorted(path.as_posix() for path in paths if path.parts[0] != STATE))
+
+
+def digest_files(folder: Path, paths: Sequence[str]) -> tuple[CheckpointFile, ...]:
+    """Size and SHA-256 of files named relative to a folder, in the order given.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    found = digests([folder / path for path in paths])
     return tuple(
-        CheckpointFile(path=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=sha256_file(path))
-        for path in paths
+        CheckpointFile(path=path, bytes=(folder / path).stat().st_size, sha256=digest.sha256)
+        for path, digest in zip(paths, found, strict=True)
     )
 
 
@@ -92,22 +104,14 @@ def verify_synthetic(checkpoint: Checkpoint, folder: Path) -> tuple[CheckpointFo
 
 
 def ensure(checkpoint: Checkpoint, *, on_part: Callable[[str], None] = lambda part: None) -> Path:
-    """The folder of a checkpoint that is there; a synthetic one is written when it is not.
+    """The folder of a synthetic checkpoint, which is written when it is not there.
 
     Raises:
-        CheckpointError: a published checkpoint is absent.
-        EnvironmentRefused: the synthetic one cannot be written.
+        EnvironmentRefused: it cannot be written.
     """
     folder = checkpoint_folder(checkpoint)
-    if folder.is_dir():
-        return folder
-    if checkpoint.kind == "hub":
-        raise CheckpointError(
-            f"the checkpoint {checkpoint.repo} is not at {folder}",
-            needed=f"partition {checkpoint.partition} at revision {checkpoint.revision}",
-            remedy="this release cannot fetch it; put the partition there, or pass --checkpoint DIR",
-        )
-    write_synthetic(checkpoint, on_part=on_part)
+    if not folder.is_dir():
+        write_synthetic(checkpoint, on_part=on_part)
     return folder
 
 

@@ -55,13 +55,6 @@ def test_a_seed_without_a_list_makes_the_run_open(folder: Path) -> None:
     assert len(notes) == 1 and "seed 4" in notes[0]
 
 
-def test_an_absent_published_checkpoint_says_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOL_CACHE", str(tmp_path))
-    hub = Checkpoint(kind="hub", repo="MiniMaxAI/MiniMax-H3", revision="b" * 40)
-    with pytest.raises(CheckpointError, match=r"hub-bbbbbbbbbbbb/MiniMax-H3"):
-        store.ensure(hub)
-
-
 def test_a_cache_that_cannot_be_written_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")

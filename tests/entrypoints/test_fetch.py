@@ -1,0 +1,95 @@
+"""`sol fetch` as typed, with the shipped list of the published checkpoint behind it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.checkpoint import manifest
+from config.errors import Exit
+from config.lock import load_target
+from entrypoints import cli
+from tests.engine.checkpoint.hub import Hub, serving
+
+
+class PublishedHub(Hub):
+    """Says of every published file what was published, and has the content of none."""
+
+    def tree(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "type": "file",
+                "oid": "0" * 40,
+                "size": entry.bytes,
+                "path": entry.path.replace("*", "model"),
+                "lfs": {"oid": entry.sha256 or "0" * 64, "size": entry.bytes, "pointerSize": 134},
+            }
+            for entry in manifest()
+        ]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    monkeypatch.setenv("SOL_CACHE", str(tmp_path / "cache"))
+    for name in ("HF_TOKEN", "HF_TOKEN_FILE", "SOL_ACCEPT_LICENCE"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(PublishedHub({"FL2VA/model_index.json": b"{}"})) as hub:
+        hub.revision = load_target("rtx4090").checkpoint.revision
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        yield hub
+
+
+def sol(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["sol", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_the_licence_comes_before_the_hub(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sol(monkeypatch, "fetch") == Exit.CHECKPOINT
+    assert "--accept-licence" in capsys.readouterr().err
+    assert not hub.asked
+
+
+def test_field_report_11_144_gb_are_refused_on_a_small_disk_before_the_first_byte(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=150 * 10**9))
+    arguments = ("fetch", "h100x4", "--accept-licence", "--dest", str(tmp_path / "weights"))
+    assert sol(monkeypatch, *arguments) == Exit.ENVIRONMENT
+    error = capsys.readouterr().err
+    assert "150.00 GB free" in error and "151.25 GB: 144.05 GB that are missing, and 5 %" in error
+    assert str(tmp_path / "weights/MiniMax-H3") in error
+    assert not [asked for asked in hub.asked if asked.method == "GET" and asked.path != "listing"]
+
+
+def test_the_whole_verb(hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a list of one file: fetched, verified, verified again without network, and told as JSON."""
+    from config.checkpoint import ManifestEntry
+
+    hub.files = {"FL2VA/model_index.json": b"{}"}
+    entry = ManifestEntry(path="FL2VA/model_index.json", bytes=2, sha256=hub.sha256("FL2VA/model_index.json"))
+    monkeypatch.setattr("engine.checkpoint.fetch.manifest", lambda: (entry,))
+    monkeypatch.setattr(PublishedHub, "tree", Hub.tree)
+    assert sol(monkeypatch, "fetch", "--accept-licence", "--json") == Exit.PASSED
+    told = json.loads(capsys.readouterr().out)
+    assert (told["fetched_bytes"], [file["path"] for file in told["files"]]) == (2, ["FL2VA/model_index.json"])
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert sol(monkeypatch, "fetch", "--verify-only") == Exit.PASSED
+    assert "1 files, 0.00 GB, verified (0.00 GB fetched, 0.00 GB hashed now)" in capsys.readouterr().out
+
+
+def test_what_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SOL_CACHE", str(tmp_path))
+    assert sol(monkeypatch, "fetch", "cpu") == Exit.USAGE
+    assert sol(monkeypatch, "fetch", "rtx4090", "--verify-only") == Exit.CHECKPOINT
+    assert sol(monkeypatch, "fetch", "rtx4090", "--jobs", "0") == Exit.USAGE
