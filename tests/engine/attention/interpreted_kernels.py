@@ -1,0 +1,104 @@
+"""Runs the kernels on small tensors in Triton's interpreter and saves what they computed.
+
+A process of its own, because Triton decides when a kernel is defined whether it is interpreted:
+``python interpreted_kernels.py FILE`` computes every case of CASES and saves a list of dictionaries.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.attention.call import SolAttentionOptions, ThreshType, TokenRange
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call. data: how q, k and v look; group: query blocks that share a list."""
+
+    name: str
+    tokens: int
+    heads: int
+    thresh_type: ThreshType = "diag"
+    sink: TokenRange = (0, 0)
+    dense_rows: TokenRange = (0, 0)
+    tau: float = 1.0
+    data: str = "normal"
+    magnitude: float = 1.0
+    group: int = 3
+
+    @property
+    def options(self) -> SolAttentionOptions:
+        return SolAttentionOptions(
+            128**-0.5, self.tau, self.thresh_type, self.sink, self.dense_rows, return_lse=True
+        )  # fmt: skip
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k, v [1, T, H, 128]: views of one fused tensor that goes on, as NaN, behind the document."""
+        generator = torch.Generator().manual_seed(7)
+        x = torch.randn(self.tokens, 3, self.heads, 128, generator=generator) * self.magnitude
+        if self.data == "equal keys":
+            x[:, 1] = x[0, 1]
+        fused = torch.full((self.tokens + 25, 3, self.heads, 128), float("nan"), dtype=torch.bfloat16)
+        fused[: self.tokens] = x.bfloat16()
+        q, k, v = (fused[None, : self.tokens, i] for i in range(3))
+        return q, k, v
+
+
+CASES = [
+    Case("one token", 1, 1, sink=(0, 1), dense_rows=(0, 1), group=2),
+    Case("63 tokens", 63, 3, group=1),
+    Case("64 tokens, exact", 64, 1, "exact"),
+    Case("65 tokens, a dense row", 65, 2, dense_rows=(3, 4)),
+    Case("whole blocks, all rows dense", 640, 1, tau=0.5, dense_rows=(0, 640)),
+    Case("prefix sink and dense prefix that cut a block", 999, 2, sink=(0, 100), dense_rows=(0, 150)),
+    Case("exact, sink and dense rows inside", 1000, 1, "exact", (500, 600), (400, 900), group=2),
+    Case("sink and dense rows at the end", 999, 1, sink=(990, 999), dense_rows=(950, 999)),
+    Case("everything routed", 300, 1, tau=-1000.0),
+    Case("no variance", 500, 1, data="equal keys"),
+    Case("tiny", 300, 1, magnitude=1e-4),
+    Case("huge", 300, 1, magnitude=1e4),
+    Case("more blocks than a routing step", 4500, 1, group=3),
+]
+
+
+def compute(case: Case) -> dict[str, torch.Tensor]:
+    """The public call (which takes the pointer kernels here), the lists of the case's group, and a repaired output."""
+    from engine.attention import sol_attention
+    from engine.attention.kernels import attend_pointer
+    from engine.attention.kernels.lists import route
+    from engine.attention.kernels.summaries import summarise
+
+    q, k, v = case.tensors()
+    options = case.options
+    out = torch.full((1, case.tokens, case.heads, 128), float("nan"), dtype=torch.bfloat16)
+    result = sol_attention(
+        q, k, v, tau=options.tau, thresh_type=options.thresh_type, sink=options.sink, dense_rows=options.dense_rows,
+        backend="native", return_lse=True, out=out,
+    )  # fmt: skip
+    summaries = summarise(q, k, v, options.thresh_type)
+    lists = route(summaries, options, case.tokens, case.group)
+    lists.flags[::2] = 1  # every other query block of the first head, or of one head more
+    lists.flags[-1] = 1
+    repaired, lse = torch.zeros_like(out), torch.zeros_like(result.lse)
+    attend_pointer.repair(q[0], k[0], v[0], repaired[0], lse[0], summaries, lists, options)
+    return {
+        "out": result.out, "lse": result.lse, "counts": result.route_counts,
+        "q_mean": summaries.q_mean, "k_mean": summaries.k_mean, "v_sum": summaries.v_sum,
+        "entries": lists.entries, "lengths": lists.lengths, "bits": lists.bits, "group_counts": lists.counts,
+        "shift": torch.tensor(lists.shift), "reference": lists.reference,
+        "flags": lists.flags, "repaired": repaired, "repaired_lse": lse,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"
+    sys.path.insert(0, str(Path(__file__).parent))
+    import triton_interpreter  # noqa: F401
+
+    torch.set_num_threads(1)
+    torch.save([compute(case) for case in CASES], sys.argv[1])
