@@ -109,7 +109,12 @@ class Environment(Model):
 
     schema_version: Literal[1] = 1
     captured_at: UtcTime
-    image_digest: str = Field(description="the container image, or empty outside one")
+    image_digest: str = Field(
+        description="the container image: the digest it was started by, else its content digest; empty outside one"
+    )
+    image_labels: dict[str, str] = Field(
+        default_factory=dict, description="source revision, recipe and pins that the image was built from"
+    )
     recipe_sha256: Sha256
     source_revision: str = Field(
         description="git commit of the bundle, with + when the tree was changed; empty if unknown"

@@ -17,8 +17,10 @@ from config.canonical import sha256_bytes, sha256_file
 from config.lock import Lock, read_recipe, recipes_root
 from config.record import CheckpointFound, Cpu, Environment, Gpu, Package
 from engine.evidence import utc_now
+from engine.image import changed_files, image_labels
 
 IMAGE_DIGEST_VARIABLE = "SOL_IMAGE_DIGEST"
+REVISION_LABEL = "org.opencontainers.image.revision"
 
 
 def installed_packages() -> tuple[Package, ...]:
@@ -174,6 +176,8 @@ def differences(lock: Lock, gpus: tuple[Gpu, ...], sources: dict[str, str], imag
         out.append(f"{len(packages)} packages differ from the recipe's lock: {', '.join(packages[:4])}")
     if not image_digest and not target.bare_is_locked:
         out.append("the run is outside the target's image")
+    if files := changed_files():
+        out.append(f"{len(files)} files of the image were changed since its build, first {files[0]}")
     hardware = target.hardware
     if hardware.kind == "cuda":
         wanted = [(hardware.gpu_name, hardware.compute_capability)] * hardware.gpu_count
@@ -201,8 +205,9 @@ def capture(lock: Lock, checkpoint: CheckpointFound, extra_differences: list[str
     return Environment(
         captured_at=utc_now(),
         image_digest=image_digest,
+        image_labels=image_labels(),
         recipe_sha256=read_recipe(target.recipe).sha256,
-        source_revision=source_revision(),
+        source_revision=source_revision() or image_labels().get(REVISION_LABEL, ""),
         python=platform.python_version(),
         os=os_name(),
         kernel=platform.release(),
