@@ -8,7 +8,9 @@ A record is a directory:
     arms/<arm>/events-rank<N>.jsonl, gate-rank<N>.json, gate-rank<N>.safetensors, telemetry-gpu<N>.jsonl
     arms/<arm>/sample-<n>/timing.json, out.mp4
 
-Times are seconds of a monotonic clock unless a name says otherwise; sample 0 is the warm-up.
+Times are seconds of a monotonic clock unless a name says otherwise; sample 0 is the warm-up. A later process that
+adds samples to an arm begins with a warm-up of its own, whose number goes on, and keeps its gate files in that
+sample's folder.
 """
 
 from __future__ import annotations
@@ -281,7 +283,7 @@ class RequestEnd(Event):
 
 
 class ArmEnd(Event):
-    """The arm's last line. A file without it was cut."""
+    """The last line of a process of the arm, written by its driver into rank 0's file. Events without it were cut."""
 
     event: Literal["arm_end"] = "arm_end"
     outcome: Outcome
@@ -311,7 +313,10 @@ EVENT: TypeAdapter[Any] = TypeAdapter(AnyEvent)
 
 
 class ErrorStats(Model):
-    """max|d|, mean|d| and ||d|| / max(||reference||, 1e-12) of d = output - reference."""
+    """max|d|, mean|d| and ||d|| / max(||reference||, 1e-12) of d = output - reference.
+
+    Elements that are not finite are left out; `GateReport.finite` says that there were some.
+    """
 
     max_abs: float
     mean_abs: float
@@ -338,7 +343,11 @@ class GateSlice(Model):
 
 
 class GateReport(Model):
-    """The Real-QKV gate of one rank, at the first sparse call of the warm-up."""
+    """The Real-QKV gate of one rank, at the first sparse call of the warm-up.
+
+    It has passed when every output was finite, `against_sdpa` is within the limits on mean_abs and rel_l2, and of the
+    rows beyond the limit on max_abs, judged again by FP32, none failed.
+    """
 
     schema_version: Literal[1] = 1
     rank: int
@@ -373,7 +382,11 @@ class GateReport(Model):
 
 
 class Media(Model):
-    """What was decoded from out.mp4. `frames_sha256` covers the planes of every decoded yuv420p frame, in order."""
+    """What was decoded from out.mp4.
+
+    `frames_sha256` is SHA-256 over the Y, U and V planes of every decoded yuv420p frame in order, rows without padding.
+    `duration_seconds` is frames / fps, `audio_seconds` decoded samples / sample rate.
+    """
 
     file_sha256: Sha256
     frames_sha256: Sha256
@@ -435,6 +448,7 @@ class CacheCounts(Model):
 class Density(Model):
     """Share of (query block, key block, head) triples that a sparse call computed exactly.
 
+    Of a call: the routed blocks of all heads of all ranks, over heads * blocks**2. Calls are ordered by (step, layer).
     `first`: the first sparse call of the request. `mean`: over all its sparse calls, each with equal weight.
     """
 
@@ -446,7 +460,12 @@ class Density(Model):
 
 
 class SampleResult(Model):
-    """One request of an arm."""
+    """One request of an arm that has a timing.json.
+
+    seconds: of timing.json. denoise_seconds: what rank 0's worker says at request_end. forwards, step_seconds: rank 0's
+    steps, in order. sparse_forwards: steps with a sparse call. Backends: sorted, each once, over all ranks. cache: rank
+    0's decisions. Peaks: the largest memory event over all ranks.
+    """
 
     sample: int
     phase: Phase
@@ -467,7 +486,7 @@ class SampleResult(Model):
 
 
 class GateSummary(Model):
-    """The gate over all ranks: the worst of each statistic."""
+    """The gates of an arm, of all ranks and all its processes: the worst of each statistic against SDPA."""
 
     passed: bool
     ranks: int
@@ -477,7 +496,12 @@ class GateSummary(Model):
 
 
 class ArmResult(Model):
-    """One arm. Figures of measured samples only; the warm-up stands apart. A gated-out arm has no timing."""
+    """One arm. Figures of measured samples only; the warm-up stands apart. A gated-out arm has no timing.
+
+    outcome, reason: the last arm_end of rank 0. live_tokens, prefix_tokens (where the video starts): rank 0's first
+    layout. load_seconds: rank 0's first load_end. warmup: the first one. An arm that ended early keeps what
+    it finished.
+    """
 
     outcome: Outcome
     reason: str
@@ -492,7 +516,10 @@ class ArmResult(Model):
 
 
 class Ratio(Model):
-    """How many times as fast `arm` was as `baseline`: medians of measured seconds, divided."""
+    """How many times as fast `arm` was as `baseline`: medians of measured seconds, divided; both arms are complete.
+
+    Every arm over `dense` in the order of ARMS, then cache over lossless, fullopt over lossless, fullopt over cache.
+    """
 
     arm: ArmName
     baseline: ArmName

@@ -25,13 +25,19 @@ class Status(StrEnum):
     INVALID = "invalid"
 
 
+def plain(text: str) -> str:
+    """A text on one line, with a replacement character for each one that does not print."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
 @dataclass(frozen=True)
 class Finding:
     """One statement about a record.
 
     check: stable name of the check, lower case with hyphens. message: what was found, one sentence.
     remedy: what to do next; empty where nothing is to be done. where: file or folder inside the record.
-    For a skipped check the message is the reason.
+    For a skipped check the message is the reason. Control characters in either text, which may come from a record, are
+    replaced: a finding cannot steer a terminal.
     """
 
     check: str
@@ -39,6 +45,10 @@ class Finding:
     message: str
     remedy: str = ""
     where: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("message", "where"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
 
     def as_json(self) -> dict[str, str]:
         """The finding as a JSON object, all values strings."""

@@ -63,10 +63,18 @@ def make_key(folder: Path, name: str) -> tuple[Path, Path]:
     return key, trust
 
 
-@pytest.fixture
-def signed(fresh: Callable[..., Path], tmp_path: Path) -> Signed:
-    """A signed copy of the CPU target's record."""
-    record = fresh()
-    key, trust = make_key(tmp_path, "lab")
+@pytest.fixture(scope="session")
+def sealed(records: Callable[[Builder], Path], tmp_path_factory: pytest.TempPathFactory) -> Signed:
+    """The CPU target's record, signed; a test that changes it puts it back."""
+    folder = tmp_path_factory.mktemp("sealed")
+    record = Path(shutil.copytree(records(Builder()), folder / "record"))
+    key, trust = make_key(folder, "lab")
     sign_with(record, key)
     return Signed(record, trust, key)
+
+
+@pytest.fixture
+def signed(sealed: Signed, tmp_path: Path) -> Signed:
+    """A copy of it that a test may break, with its keys."""
+    folder = Path(shutil.copytree(sealed.record.parent, tmp_path / "signed"))
+    return Signed(folder / sealed.record.name, folder / sealed.trust.name, folder / sealed.key.name)

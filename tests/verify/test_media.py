@@ -36,7 +36,15 @@ def test_video_without_sound_is_refused() -> None:
         probe(video(*SMALL, 1, audio=False), "x")
 
 
-@settings(max_examples=150, deadline=None)
+def test_decoder_that_crashes_takes_nobody_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: one damaged file in some hundreds ended the verifier with SIGSEGV. Cause: FFmpeg's C code ran in it."""
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    monkeypatch.setattr("verify.media.PROGRAM", crash)
+    with pytest.raises(InvalidRecord, match="x cannot be decoded: the decoder was ended by signal 11"):
+        probe(video(*SMALL, 1), "x")
+
+
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_damaged_video_ends_in_a_digest_or_a_clear_error(data: st.DataObject) -> None:
     good = bytearray(video(*SMALL, 1))

@@ -109,5 +109,5 @@ def test_target_and_image_of_the_record_are_what_counts(signed: Signed, tmp_path
         (f'images = ["{IMAGE}"]', "PASSED"),
         (f'images = ["sha256:{"2" * 64}"]', "UNTRUSTED"),
     ):
-        report = verify_record(signed.record, write(tmp_path, key + extra + "\n"))
+        report = verify_record(signed.record, write(signed.key.parent, key + extra + "\n"))
         assert report.verdict == verdict, report.trust_reason

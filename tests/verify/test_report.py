@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -10,21 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.verify.builder import edit
 from tests.verify.conftest import Signed, make_key, sign_with
 from verify.attestation import sign, sign_ephemeral
 from verify.findings import Finding, Status
 from verify.keys import load_signer
-from verify.render import render
-from verify.report import Report, check_record, verify_record
-
-
-def shown(report: Report, verbose: bool = False) -> str:
-    console = Console(file=io.StringIO(), width=200, force_terminal=False)
-    render(report, console, verbose=verbose)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+from verify.report import check_record, verify_record
 
 
 def test_signed_by_a_trusted_key(signed: Signed) -> None:
@@ -62,7 +53,7 @@ def test_open_run_may_pass_and_says_open(fresh: Callable[..., Path], tmp_path: P
     sign_with(record, key)
     report = verify_record(record, trust)
     assert report.verdict == "PASSED" and report.as_json()["open"] is True
-    assert "open run" in shown(report) and "sol_attn.tau" in shown(report)
+    assert any("sol_attn.tau" in finding.message for finding in report.findings if finding.status == "warn")
 
 
 def test_aborted_run_is_invalid_even_when_signed(fresh: Callable[..., Path], tmp_path: Path) -> None:
@@ -88,7 +79,7 @@ def test_result_is_partial_when_the_video_cannot_be_decoded_here(
     monkeypatch.setitem(sys.modules, "av", None)
     report = verify_record(signed.record, signed.trust)
     assert (report.verdict, int(report.exit_code)) == ("PASSED (partial)", 0)
-    assert "pip install" in shown(report)
+    assert any("pip install" in finding.message for finding in report.findings)
 
 
 def test_json_form(signed: Signed) -> None:
@@ -104,24 +95,16 @@ def test_json_of_what_could_not_be_read(tmp_path: Path) -> None:
     assert (value["verdict"], value["exit_code"], value["benchmark"], value["target"]) == ("INVALID", 13, None, None)
 
 
-def test_terminal_form(signed: Signed) -> None:
-    text = shown(verify_record(signed.record, signed.trust))
-    for word in ("fullopt", "dense", "8 + 8 reused", "green", "skipped", "CPU target", "PASSED, exit 0"):
-        assert word in text, word
-    assert "gate-exact" not in text and "gate-exact" in shown(verify_record(signed.record, signed.trust), verbose=True)
-    assert "UNTRUSTED (the result itself: PASSED), exit 14" in shown(verify_record(signed.record))
-
-
 def test_text_of_a_record_cannot_steer_the_terminal(fresh: Callable[..., Path]) -> None:
     record = fresh()
-    edit(record / "environment.json", lambda v: v.update(differences=["\x1b]0;owned\x07 [bold]x[/bold] \x1b[2J"]))
-    text = shown(verify_record(record))
-    assert "\x1b" not in text and "[bold]x[/bold]" in text
+    edit(record / "environment.json", lambda v: v.update(differences=["\x1b]0;owned\x07 \x1b[2J\n\r\u202e"]))
+    found = [finding.message for finding in verify_record(record).findings if "owned" in finding.message]
+    assert found and all(message.isprintable() for message in found)
 
 
 def test_judging_needs_neither_torch_nor_pyav_nor_the_engine() -> None:
     code = (
-        "import sys, verify.report, verify.attestation, verify.policy, verify.claims, verify.render; "
+        "import sys, verify.report, verify.attestation, verify.policy, verify.claims; "
         "print([name for name in ('av', 'torch', 'engine', 'sglang', 'safetensors') if name in sys.modules])"
     )
     root = Path(__file__).resolve().parents[2]

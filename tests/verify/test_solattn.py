@@ -1,4 +1,4 @@
-"""The float64 Sol-Attn, against a token-by-token reference written on its own."""
+"""The float64 Sol-Attn, against a row-by-row reference written on its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def call(tokens: int, seed: int, drift: float = 1.0) -> tuple[reference.F64, ref
      (320, (100, 200), (0, 100)), (451, (0, 65), (0, 65)), (451, (440, 451), (0, 0))],
 )  # fmt: skip
 @pytest.mark.parametrize("tau", [1.0, 0.3, -1000.0])
-def test_equals_the_token_by_token_form(tokens: int, sink, rows, thresh_type, tau: float) -> None:  # type: ignore[no-untyped-def]
+def test_equals_the_row_by_row_form(tokens: int, sink, rows, thresh_type, tau: float) -> None:  # type: ignore[no-untyped-def]
     q, k, v = call(tokens, tokens)
     wanted, counts = reference.sol_attn(
         q, k, v, scale=DIM**-0.5, tau=tau, thresh_type=thresh_type, sink=sink, dense_rows=rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,21 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.verify.builder import Builder, edit, summarise
+from tests.verify.builder import edit, summarise
 from tests.verify.conftest import Signed, make_key, sign_with
 from verify.report import Report, verify_record
 
 DETACHABLE = (".mp4", ".safetensors")
-
-
-@pytest.fixture(scope="module")
-def sealed(records, tmp_path_factory) -> Signed:  # type: ignore[no-untyped-def]
-    """A signed record that hypothesis changes and puts back."""
-    folder = tmp_path_factory.mktemp("sealed")
-    record = Path(shutil.copytree(records(Builder()), folder / "record"))
-    key, trust = make_key(folder, "lab")
-    sign_with(record, key)
-    return Signed(record, trust, key)
 
 
 def files(record: Path) -> list[str]:

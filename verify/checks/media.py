@@ -26,15 +26,18 @@ def _recorded(record: Record) -> Iterator[tuple[str, Media]]:
 
 def decoded(record: Record, say: Scribe) -> None:
     """Decode every video and its sound again: size, frames, rates, codecs and both digests are those of timing.json."""
+    seen: dict[str, Media] = {}  # by digest: the same bytes are decoded once
     for name, media in _recorded(record):
         if name in record.withheld:
             say.skip("withheld: its digest is attested, its content was not seen", name)
         elif name in record.files:
+            digest = record.files.sha256(name)
             try:
-                found = probe(record.files.read(name), name)
+                found = seen.get(digest) or probe(record.files.read(name), name)
             except MediaUnavailable as error:
                 say.skip(str(error), remedy="pip install 'sol-h3[media]'")
                 return
+            seen[digest] = found
             for key in EXACT:
                 if getattr(found, key) != getattr(media, key):
                     say.invalid(
