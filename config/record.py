@@ -96,6 +96,13 @@ class Gpu(Model):
     sm_clock_max_mhz: int | None
     ecc: bool | None
     mig: bool | None
+    power_limit_default_w: float | None = None
+    memory_clock_max_mhz: int | None = None
+    persistence: bool | None = None
+    virtualisation: str | None = Field(default=None, description="none, passthrough, vgpu, host-vgpu or host-vsga")
+    pcie_width: int | None = Field(default=None, description="lanes now")
+    pcie_generation_max: int | None = None
+    nvlinks: int | None = Field(default=None, description="active NVLinks of the board")
 
 
 class Cpu(Model):
@@ -138,6 +145,18 @@ class Environment(Model):
     ffmpeg: str
     checkpoint: CheckpointFound
     env: dict[str, str] = Field(description="the locked environment variables as the run set them")
+    cuda_driver: str = Field(default="", description="CUDA version that the driver supports; empty if unknown")
+    topology: tuple[str, ...] = Field(
+        default=(), strict=False, description="PCIe path of each pair of GPUs, such as `0-1 NODE` (nvidia-smi topo -m)"
+    )
+    in_container: bool | None = None
+    memory_limit_mib: int | None = Field(default=None, description="what the control groups leave; null: no limit")
+    swap_total_mib: int | None = None
+    shared_memory_mib: int | None = Field(default=None, description="size of /dev/shm")
+    memlock_kib: int | None = Field(default=None, description="limit of locked memory; null: none")
+    warnings: tuple[str, ...] = Field(
+        default=(), strict=False, description="what the doctor warned of before the run, `check: found`"
+    )
     differences: tuple[str, ...] = Field(
         default=(), strict=False, description="what makes the run open beside overrides, one sentence each"
     )

@@ -7,8 +7,10 @@ import importlib.metadata
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -16,10 +18,13 @@ from packaging.utils import canonicalize_name
 from config.canonical import sha256_bytes, sha256_file
 from config.lock import Lock, read_recipe, recipes_root
 from config.record import CheckpointFound, Cpu, Environment, Gpu, Package
+from engine import nvml
+from engine.cgroup import cgroup_left_mib
 from engine.evidence import utc_now
 from engine.image import changed_files, image_labels
 
 IMAGE_DIGEST_VARIABLE = "SOL_IMAGE_DIGEST"
+CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 REVISION_LABEL = "org.opencontainers.image.revision"
 
 
@@ -102,11 +107,26 @@ def cpu_model() -> str:
     return platform.machine()
 
 
+def meminfo_mib(name: str) -> int:
+    """One line of /proc/meminfo, MiB."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields[name].split()[0]) // 1024
+
+
 def memory_mib() -> tuple[int, int]:
     """MemTotal and MemAvailable, MiB."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    total, available = (int(fields[name].split()[0]) // 1024 for name in ("MemTotal", "MemAvailable"))
-    return total, available
+    return meminfo_mib("MemTotal"), meminfo_mib("MemAvailable")
+
+
+def memlock_kib() -> int | None:
+    """The limit of locked memory, KiB; None where there is none."""
+    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return None if soft == resource.RLIM_INFINITY else soft // 1024
+
+
+def in_container() -> bool:
+    """Whether this process runs inside Docker or Podman."""
+    return any(mark.exists() for mark in CONTAINER_MARKS)
 
 
 def ffmpeg_version() -> str:
@@ -123,43 +143,46 @@ def os_name() -> str:
 
 
 def visible_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """Every GPU that NVML shows, and the driver version; nothing and "" where there is no NVML."""
-    import pynvml
-
+    """Every living GPU that NVML shows, and the driver version; nothing and "" where there is no NVML."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        with nvml.session() as binding:
+            driver = nvml.ask(binding, "nvmlSystemGetDriverVersion") or ""
+            return tuple(_gpu(board) for board in nvml.boards(binding) if not board.lost), driver
+    except nvml.NvmlAbsent:
         return (), ""
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(_gpu(index, handle) for index, handle in enumerate(handles)), pynvml.nvmlSystemGetDriverVersion()
-    finally:
-        pynvml.nvmlShutdown()
 
 
-def _gpu(index: int, handle: object) -> Gpu:
-    import pynvml
-
-    def ask(name: str, *arguments: object) -> object:
-        try:
-            return getattr(pynvml, name)(handle, *arguments)
-        except pynvml.NVMLError:  # a board or a virtual machine that does not tell
-            return None
-
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    power, clock = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM)
-    ecc, mig = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetMigMode")
+def _gpu(board: nvml.Board) -> Gpu:
     return Gpu(
-        index=index,
-        name=pynvml.nvmlDeviceGetName(handle),
-        uuid_sha256=sha256_bytes(pynvml.nvmlDeviceGetUUID(handle).encode()),
-        compute_capability=f"{major}.{minor}",
-        memory_mib=pynvml.nvmlDeviceGetMemoryInfo(handle).total // 2**20,
-        power_limit_w=power / 1000 if isinstance(power, int) else None,
-        sm_clock_max_mhz=clock if isinstance(clock, int) else None,
-        ecc=bool(ecc[0]) if isinstance(ecc, (list, tuple)) else None,
-        mig=bool(mig[0]) if isinstance(mig, (list, tuple)) else None,
+        index=board.index,
+        name=board.name,
+        uuid_sha256=sha256_bytes(board.uuid.encode()),
+        compute_capability=board.capability,
+        memory_mib=board.memory_total // 2**20,
+        power_limit_w=board.power_limit,
+        sm_clock_max_mhz=board.sm_clock_max,
+        ecc=board.ecc,
+        mig=board.mig,
+        power_limit_default_w=board.power_default,
+        memory_clock_max_mhz=board.memory_clock_max,
+        persistence=board.persistence,
+        virtualisation=board.virtualisation,
+        pcie_width=board.pcie_width,
+        pcie_generation_max=board.pcie_generation_max,
+        nvlinks=board.nvlinks,
     )
+
+
+def topology() -> tuple[tuple[str, ...], str]:
+    """How the GPUs are connected over PCIe, pair by pair, and the CUDA version of the driver."""
+    try:
+        with nvml.session() as binding:
+            found = nvml.links(binding, nvml.boards(binding))
+            cuda = nvml.ask(binding, "nvmlSystemGetCudaDriverVersion")
+    except nvml.NvmlAbsent:
+        return (), ""
+    pairs = tuple(f"{one}-{other} {how}" for (one, other), how in sorted(found.items()))
+    return pairs, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
 
 
 def differences(lock: Lock, gpus: tuple[Gpu, ...], sources: dict[str, str], image_digest: str) -> list[str]:
@@ -187,18 +210,23 @@ def differences(lock: Lock, gpus: tuple[Gpu, ...], sources: dict[str, str], imag
     return out
 
 
-def capture(lock: Lock, checkpoint: CheckpointFound, extra_differences: list[str]) -> Environment:
+def capture(
+    lock: Lock, checkpoint: CheckpointFound, extra_differences: list[str], warnings: Sequence[str] = ()
+) -> Environment:
     """Read the machine, the packages and the sources.
 
     Args:
         lock: the run's lock.
         checkpoint: the verified weights.
         extra_differences: what the caller knows to make the run open.
+        warnings: what the doctor warned of.
     """
     import torch
 
     target = lock.resolved
-    gpus, driver = visible_gpus() if target.hardware.kind == "cuda" else ((), "")
+    cuda = target.hardware.kind == "cuda"
+    gpus, driver = visible_gpus() if cuda else ((), "")
+    pairs, cuda_driver = topology() if cuda else ((), "")
     sources = sglang_sources(target.recipe)
     image_digest = os.environ.get(IMAGE_DIGEST_VARIABLE, "")
     total, available = memory_mib()
@@ -223,5 +251,13 @@ def capture(lock: Lock, checkpoint: CheckpointFound, extra_differences: list[str
         ffmpeg=ffmpeg_version(),
         checkpoint=checkpoint,
         env=dict(target.env),
+        cuda_driver=cuda_driver,
+        topology=pairs,
+        in_container=in_container(),
+        memory_limit_mib=cgroup_left_mib(),
+        swap_total_mib=meminfo_mib("SwapTotal"),
+        shared_memory_mib=shutil.disk_usage("/dev/shm").total // 2**20 if Path("/dev/shm").is_dir() else None,
+        memlock_kib=memlock_kib(),
+        warnings=tuple(warnings),
         differences=tuple([*differences(lock, gpus, sources, image_digest), *extra_differences]),
     )

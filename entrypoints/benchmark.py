@@ -85,7 +85,8 @@ def run_benchmark(options: BenchmarkOptions) -> Exit:
     ):
         progress.part("checkpoint")
         folder, weights, notes = provide_checkpoint(target.checkpoint, options.checkpoint, progress)
-        environment = capture(lock, weights, notes)
+        warned = [f"{check.name}: {check.found}" for check in checks if check.severity is Severity.WARNING]
+        environment = capture(lock, weights, notes, warned)
         record = open_record(options.resume, out, lock, environment)
         console.print(f"record {record.path}", markup=False, soft_wrap=True)
         try:

@@ -52,12 +52,20 @@ def print_(target: Target, set_: Set = None, json_: Json = False) -> None:
 
 
 @app.command()
-def doctor(target: Target, set_: Set = None, out: Out = OUT, json_: Json = False) -> None:
+def doctor(
+    target: Target,
+    set_: Set = None,
+    out: Out = OUT,
+    json_: Json = False,
+    fix_hints: Annotated[
+        bool, typer.Option("--fix-hints", help="Print the commands that mend what is wrong, to copy.")
+    ] = False,
+) -> None:
     """Check whether this machine can run a target. Exit 10 when it cannot."""
     from entrypoints.doctor import report_health
 
     with part("engine"):
-        report_health(target, set_ or [], out, as_json=json_)
+        report_health(target, set_ or [], out, as_json=json_, fix_hints=fix_hints)
 
 
 @app.command()

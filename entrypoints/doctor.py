@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from config.lock import load_target
 from engine.doctor import Check, Severity, examine, require_healthy
@@ -15,8 +16,8 @@ from engine.doctor import Check, Severity, examine, require_healthy
 COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
 
-def report_health(target: str, overrides: list[str], out: Path, *, as_json: bool) -> None:
-    """Examine and print.
+def report_health(target: str, overrides: list[str], out: Path, *, as_json: bool, fix_hints: bool = False) -> None:
+    """Examine and print; `fix_hints` adds what to type for each check that is not ok.
 
     Raises:
         EnvironmentRefused: a check is an error.
@@ -27,13 +28,23 @@ def report_health(target: str, overrides: list[str], out: Path, *, as_json: bool
         console.file.write(json.dumps([check.model_dump(mode="json") for check in checks], indent=1) + "\n")
     else:
         console.print(table_of(checks))
+        print_remedies(console, checks, commands=fix_hints)
     require_healthy(checks)
 
 
 def table_of(checks: Sequence[Check]) -> Table:
-    """The checks as a table."""
-    table = Table("check", "", "found", "needed", "remedy")
+    """The checks as a table. Texts of the machine's are shown as they are, not as markup."""
+    table = Table("check", "", "found", "needed")
     for check in checks:
-        colour = COLOURS[check.severity]
-        table.add_row(check.name, f"[{colour}]{check.severity}[/{colour}]", check.found, check.needed, check.remedy)
+        state = Text(str(check.severity), style=COLOURS[check.severity])
+        table.add_row(check.name, state, Text(check.found), Text(check.needed))
     return table
+
+
+def print_remedies(console: Console, checks: Sequence[Check], *, commands: bool) -> None:
+    """What to do about each check that is not ok; its commands on lines of their own, to copy."""
+    for check in checks:
+        if check.severity is not Severity.OK:
+            console.print(f"{check.severity}: {check.name}: {check.remedy}", markup=False, soft_wrap=True)
+            for command in check.fix if commands else ():
+                console.print(f"    {command}", markup=False, soft_wrap=True)

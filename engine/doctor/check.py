@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from config.schema import Model
 
 
@@ -23,9 +25,20 @@ class Check(Model):
     found: str
     needed: str
     remedy: str = ""
+    fix: tuple[str, ...] = Field(default=(), strict=False, description="commands to type; `--fix-hints` prints them")
 
 
-def judged(name: str, good: bool, found: str, needed: str, remedy: str, *, bad: Severity = Severity.ERROR) -> Check:
-    """A check that is ok or `bad`; the remedy is shown only where there is something to mend."""
-    severity = Severity.OK if good else bad
-    return Check(name=name, severity=severity, found=found, needed=needed, remedy="" if good else remedy)
+def judged(
+    name: str,
+    good: bool,
+    found: str,
+    needed: str,
+    remedy: str,
+    *,
+    bad: Severity = Severity.ERROR,
+    fix: tuple[str, ...] = (),
+) -> Check:
+    """A check that is ok or `bad`; remedy and commands are shown only where there is something to mend."""
+    if good:
+        return Check(name=name, severity=Severity.OK, found=found, needed=needed)
+    return Check(name=name, severity=bad, found=found, needed=needed, remedy=remedy, fix=fix)

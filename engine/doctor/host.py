@@ -1,4 +1,4 @@
-"""Checks of the machine itself: memory, disk, writable places, ports."""
+"""Checks of the machine itself: disk, writable places, who runs, ports, processors, the kind of machine."""
 
 from __future__ import annotations
 
@@ -8,50 +8,34 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from config.checkpoint import manifest
 from config.schema import Target
+from engine.checkpoint.marker import STATE
 from engine.checkpoint.store import cache_root, checkpoint_folder
 from engine.doctor.check import Check, Severity, judged
-from engine.environment import memory_mib
 from engine.h3.server_arguments import free_ports
 
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+MOUNTS = Path("/proc/self/mounts")
+KERNEL_VERSION = Path("/proc/version")
+REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "gpfs", "beegfs", "9p", "afs"})
+VOLATILE = frozenset({"tmpfs", "overlay"})
+COMPILE_CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+RECORD_GIB = 0.1
 
 
 def check_host(target: Target, out: Path) -> Iterator[Check]:
-    """Memory and disk against the target's need, and the places that a run writes to."""
-    yield memory(target)
+    """Disk against the target's need, the places that a run writes to, and the machine."""
     yield from disk(target, out)
-    yield writable("runs directory", out, "pass --out DIR with a directory that you may write")
+    yield writable(
+        "runs directory", out, "pass --out DIR with a directory that you may write; mount one into a container"
+    )
     yield writable("cache directory", cache_root(), "set SOL_CACHE to a directory that you may write")
     yield writable("temporary directory", Path(tempfile.gettempdir()), "set TMPDIR to a directory that you may write")
+    yield from compile_caches(target)
+    yield user(out)
     yield ports()
-    cores = len(os.sched_getaffinity(0))
-    yield judged("cpu count", cores >= 2, f"{cores}", "2 or more", "give the process more cores", bad=Severity.WARNING)
-
-
-def available_mib() -> int:
-    """Memory that the run may take: MemAvailable, or what its control group leaves if that is less."""
-    available = memory_mib()[1]
-    try:
-        limit = CGROUP_LIMIT.read_text().strip()
-        if limit != "max":
-            available = min(available, (int(limit) - int(CGROUP_USED.read_text())) // 2**20)
-    except (OSError, ValueError):
-        pass
-    return available
-
-
-def memory(target: Target) -> Check:
-    """Memory available to the run."""
-    needed, found = target.hardware.host_memory_gib, available_mib() / 1024
-    return judged(
-        "host memory",
-        found >= needed,
-        f"{found:.1f} GiB available",
-        f"{needed:g} GiB",
-        "end other programs, or raise the container's memory limit",
-    )
+    yield processors()
+    yield machine(target)
 
 
 def existing(path: Path) -> Path:
@@ -63,30 +47,88 @@ def existing(path: Path) -> Path:
 
 
 def disk(target: Target, out: Path) -> Iterator[Check]:
-    """Free space where the record goes and, while the checkpoint is absent, where that goes."""
-    absent = not checkpoint_folder(target.checkpoint).is_dir()
-    record_gib = 0.1
-    places = {"runs": (out, record_gib), "cache": (cache_root(), target.hardware.disk_gib if absent else 0.05)}
+    """Free space where the record goes and, as far as the checkpoint is absent, where that goes (field report 11)."""
+    places = {"runs": (out, RECORD_GIB), "cache": (cache_root(), missing_gib(target))}
     for name, (path, needed) in places.items():
         free = shutil.disk_usage(existing(path)).free / 2**30
         yield judged(
             f"disk ({name})",
             free >= needed,
             f"{free:.2f} GiB free",
-            f"{needed:g} GiB",
+            f"{needed:.4g} GiB",
             "free some space, or choose another directory with --out or SOL_CACHE",
         )
 
 
-def writable(name: str, path: Path, remedy: str) -> Check:
-    """Whether a file can be made in a directory (or in the one that it will be made in)."""
+def missing_gib(target: Target) -> float:
+    """Disk that the checkpoint still takes: the target's need less what a fetch has brought already."""
+    folder = checkpoint_folder(target.checkpoint)
+    if target.checkpoint.kind == "synthetic":
+        return 0.05 if folder.is_dir() else target.hardware.disk_gib
+    parts = [folder / target.checkpoint.partition, folder / STATE / "parts"]
+    there = sum(path.stat().st_size for part in parts for path in part.rglob("*") if path.is_file())
+    if there >= sum(entry.bytes for entry in manifest()):
+        return 0.05
+    return max(target.hardware.disk_gib - there / 2**30, 0.05)
+
+
+def writable(name: str, path: Path, remedy: str, *, bad: Severity = Severity.ERROR) -> Check:
+    """Whether a file can be made in a directory, or in the one that it will be made in (field report 18)."""
     place = existing(path)
     try:
         with tempfile.TemporaryFile(dir=place) as handle:
             handle.write(b"\0")
         return judged(name, True, "writable", "writable", remedy)
     except OSError as error:
-        return judged(name, False, f"{place}: {error.strerror}", "writable", remedy)
+        return judged(name, False, f"{place}: {error.strerror}", "writable", remedy, bad=bad)
+
+
+def compile_caches(target: Target) -> Iterator[Check]:
+    """Where Triton, inductor and CUDA keep what they compiled: writable, local and lasting (field reports 18 and 19).
+
+    They go below the home directory by default, which a user without an entry in /etc/passwd does not have.
+    """
+    if target.hardware.kind != "cuda":
+        return
+    home = Path(os.environ.get("HOME") or "/")
+    defaults = dict(zip(COMPILE_CACHES, (home / ".triton", Path(tempfile.gettempdir()), home / ".nv"), strict=True))
+    for variable in COMPILE_CACHES:
+        path = Path(os.environ.get(variable) or defaults[variable])
+        yield writable(variable, path, f"set {variable}, or HOME, to a directory that you may write")
+    kind = filesystem(Path(os.environ.get("TRITON_CACHE_DIR") or defaults["TRITON_CACHE_DIR"]))
+    yield judged(
+        "compile caches",
+        kind not in REMOTE | VOLATILE,
+        f"on {kind}",
+        "a local disk that outlives the container",
+        "mount a volume for the caches: on a network file system locks fail, in memory or inside the container every "
+        "start compiles anew",
+        bad=Severity.WARNING,
+    )
+
+
+def filesystem(path: Path) -> str:
+    """Type of the file system that holds a path, as the kernel names it."""
+    place, best, kind = str(existing(path).resolve()), "", "unknown"
+    for line in MOUNTS.read_text().splitlines():
+        _, mount, found, *_ = line.split()
+        mount = mount.encode().decode("unicode_escape")
+        if len(mount) >= len(best) and (place == mount or place.startswith(mount.rstrip("/") + "/")):
+            best, kind = mount, found
+    return kind
+
+
+def user(out: Path) -> Check:
+    """Whether what the run writes will belong to whoever started it (field report 28)."""
+    as_root, owner = os.geteuid() == 0, existing(out).stat().st_uid
+    return judged(
+        "user",
+        not (as_root and owner != 0),
+        f"uid {os.geteuid()}; the runs directory belongs to uid {owner}",
+        "the owner of the runs directory",
+        'start the container with --user "$(id -u):$(id -g)": else the record belongs to root',
+        bad=Severity.WARNING,
+    )
 
 
 def ports() -> Check:
@@ -96,3 +138,26 @@ def ports() -> Check:
         return judged("local ports", True, "2 free", "2 free", "")
     except OSError as error:
         return judged("local ports", False, str(error.strerror), "2 free", "allow sockets on 127.0.0.1")
+
+
+def processors() -> Check:
+    """Cores that the process may use."""
+    cores = len(os.sched_getaffinity(0))
+    return judged("cpu count", cores >= 2, f"{cores}", "2 or more", "give the process more cores", bad=Severity.WARNING)
+
+
+def machine(target: Target) -> Check:
+    """WSL is unsupported on a GPU: it caps pinned memory and hides NVML's counters (field report 15)."""
+    try:
+        text = KERNEL_VERSION.read_text().lower()
+    except OSError:
+        text = ""
+    wsl = "microsoft" in text
+    return judged(
+        "machine",
+        not (wsl and target.hardware.kind == "cuda"),
+        "WSL" if wsl else "Linux",
+        "Linux itself",
+        "use Linux: under WSL pinned memory is capped and telemetry has holes; a result from it is not comparable",
+        bad=Severity.WARNING,
+    )

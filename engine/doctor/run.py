@@ -8,16 +8,32 @@ from pathlib import Path
 from config.errors import EnvironmentRefused
 from config.schema import Target
 from engine.doctor.check import Check, Severity
+from engine.doctor.collective import check_collective
 from engine.doctor.gpu import check_gpus
 from engine.doctor.host import check_host
+from engine.doctor.image import check_image
 from engine.doctor.media import check_media
+from engine.doctor.memory import check_memory
 from engine.doctor.software import check_software
+from engine.doctor.toolchain import check_toolchain
 
 
 def examine(target: Target, out: Path) -> list[Check]:
-    """Every check of the target, cheapest refusals first. `out` is where the record would go."""
+    """Every check of the target, cheapest refusals first. `out` is where the record would go.
+
+    The NCCL smoke comes last, and only on GPUs that are the target's: elsewhere its minute would say nothing.
+    """
     checks = list(check_gpus(target)) if target.hardware.kind == "cuda" else []
-    return [*checks, *check_host(target, out), *check_media(), *check_software(target)]
+    smoke = bool(checks) and all(check.severity is not Severity.ERROR for check in checks)
+    checks += check_memory(target)
+    checks += check_host(target, out)
+    checks += check_media()
+    checks += check_toolchain(target)
+    checks += check_software(target)
+    checks += check_image()
+    if smoke:
+        checks += check_collective(target)
+    return checks
 
 
 def require_healthy(checks: Sequence[Check]) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from config.schema import Target
 from engine.doctor.check import Check, Severity, judged
@@ -22,6 +26,8 @@ def check_software(target: Target) -> Iterator[Check]:
     yield from packages(target)
     if importlib.util.find_spec("torch") is not None:
         yield torch_build(target)
+    yield from cuda_packages(target)
+    yield diffusion_part()
     yield sources(target)
 
 
@@ -63,6 +69,38 @@ def torch_build(target: Target) -> Check:
         return judged("torch build", cuda is None, torch.__version__, "a CPU build", remedy)
     found = f"{torch.__version__}, CUDA {cuda}"
     return judged("torch build", cuda is not None, found, "a CUDA build", "use the target's image")
+
+
+def cuda_packages(target: Target) -> Iterator[Check]:
+    """CUDA libraries of one major version: a CUDA 13 wheel on a CUDA 12 stack fails at import (field report 24)."""
+    if target.hardware.kind != "cuda":
+        return
+    majors: dict[str, list[str]] = {}
+    for distribution in importlib.metadata.distributions():
+        name = canonicalize_name(distribution.metadata["Name"])
+        if match := re.fullmatch(r"nvidia-.*-cu(\d+)", name):
+            majors.setdefault(match[1], []).append(name)
+    listed = "; ".join(f"CUDA {major}: {len(names)}" for major, names in sorted(majors.items()))
+    rarest = min(majors.items(), key=lambda item: len(item[1]), default=("", [""]))
+    yield judged(
+        "cuda packages",
+        len(majors) < 2,
+        listed + (f", first {rarest[1][0]}" if len(majors) > 1 else "") or "none",
+        "one major version",
+        f"uninstall the packages of CUDA {rarest[0]}, or use the target's image: it takes no resolver's choice",
+    )
+
+
+def diffusion_part() -> Check:
+    """Whether the installed sglang has its diffusion part and knows MiniMax-H3 (field reports 21 and 35)."""
+    try:
+        found = importlib.metadata.distribution("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return judged("sglang", False, "not installed", "sglang with multimodal_gen and MiniMax-H3", REINSTALL)
+    model = found.locate_file("sglang/multimodal_gen/runtime/models/dits/minimax_h3.py")
+    good = Path(str(model)).is_file()
+    text = f"sglang {found.version}" + ("" if good else " without multimodal_gen/runtime/models/dits/minimax_h3.py")
+    return judged("sglang", good, text, "sglang with multimodal_gen and MiniMax-H3", "install the locked sglang")
 
 
 def sources(target: Target) -> Check:

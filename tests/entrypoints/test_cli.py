@@ -57,7 +57,8 @@ def test_wrong_words_exit_2_with_one_message(arguments: tuple[str, ...], text: s
 def test_a_gpu_target_without_a_gpu_exits_10_and_says_what_is_missing() -> None:
     finished = sol("doctor", "h100x4")
     assert finished.returncode == 10
-    assert "NVML shows no NVIDIA GPU" in finished.stderr
+    assert "needed: gpu: 4x NVIDIA H100 80GB HBM3" in finished.stderr
+    assert finished.stdout.count("error") >= 1
 
 
 def test_print_gives_the_lock_as_json() -> None:

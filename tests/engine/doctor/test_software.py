@@ -1,4 +1,4 @@
-"""Each check finds its fault, and the refusal names found, needed and remedy."""
+"""Packages, sources, media, disk and places: each check finds its fault; the refusal names found, needed, remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from config.errors import EnvironmentRefused, Exit
 from config.lock import load_target
 from engine import environment
-from engine.doctor import Severity, gpu, host, media, require_healthy, software
+from engine.doctor import Severity, host, media, require_healthy, software
 from engine.doctor.check import Check, judged
 
 CPU = load_target("cpu")
@@ -31,7 +31,9 @@ def test_a_missing_ffprobe_is_named_with_what_to_type(tmp_path: Path, monkeypatc
     assert "apt-get install ffmpeg" in found["ffprobe"].remedy
 
 
-def test_an_ffmpeg_without_libx264_is_found_by_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_field_report_20_an_ffmpeg_without_libx264_is_found_by_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("ffmpeg", "ffprobe"):
         fake = tmp_path / name
         fake.write_text("#!/bin/sh\necho \"Unknown encoder 'libx264'\" >&2\nexit 1\n")
@@ -42,25 +44,14 @@ def test_an_ffmpeg_without_libx264_is_found_by_encoding(tmp_path: Path, monkeypa
     assert "Unknown encoder" in found.found
 
 
-def test_a_control_group_limits_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
-    limit.write_text(str(3 * 2**30))
-    used.write_text(str(1 * 2**30))
-    monkeypatch.setattr(host, "CGROUP_LIMIT", limit)
-    monkeypatch.setattr(host, "CGROUP_USED", used)
-    check = host.memory(CPU)
-    assert check.severity is Severity.ERROR
-    assert check.found == "2.0 GiB available"
-
-
-def test_too_little_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_field_report_11_too_little_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOL_CACHE", str(tmp_path / "cache"))
     huge = CPU.model_copy(update={"hardware": CPU.hardware.model_copy(update={"disk_gib": 1e9})})
     assert by_name(host.disk(huge, tmp_path))["disk (cache)"].severity is Severity.ERROR
     assert by_name(host.disk(CPU, tmp_path))["disk (runs)"].severity is Severity.OK
 
 
-def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
+def test_field_report_18_an_unwritable_directory_is_named(tmp_path: Path) -> None:
     check = host.writable("runs directory", Path("/proc/nowhere"), "pass --out DIR")
     assert check.severity is Severity.ERROR
     assert check.found.startswith("/proc")
@@ -99,34 +90,6 @@ def test_an_edited_sglang_source_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert name in check.found
 
 
-def test_field_report_1_no_gpu_is_said_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "visible_gpus", lambda: ((), ""))
-    (check,) = gpu.check_gpus(load_target("rtx4090"))
-    assert check.severity is Severity.ERROR
-    assert "--gpus all" in check.remedy
-
-
-def test_field_report_23_the_wrong_gpu_and_an_old_driver_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from config.record import Gpu
-
-    l40s = Gpu(
-        index=0,
-        name="NVIDIA L40S",
-        uuid_sha256="0" * 64,
-        compute_capability="8.9",
-        memory_mib=46068,
-        power_limit_w=350.0,
-        sm_clock_max_mhz=2520,
-        ecc=True,
-        mig=False,
-    )
-    monkeypatch.setattr(gpu, "visible_gpus", lambda: ((l40s,), "550.54.15"))
-    found = by_name(gpu.check_gpus(load_target("rtx4090")))
-    assert found["gpu"].severity is Severity.ERROR
-    assert found["compute capability"].severity is Severity.OK
-    assert found["driver"].severity is Severity.ERROR
-
-
 def test_the_refusal_names_every_error_and_no_warning() -> None:
     checks = [
         judged("a", False, "1", "2", "do this"),
@@ -138,3 +101,49 @@ def test_the_refusal_names_every_error_and_no_warning() -> None:
     assert caught.value.exit_code is Exit.ENVIRONMENT
     assert "b: 3" not in str(caught.value)
     require_healthy(checks[1:])
+
+
+def test_field_report_24_two_cuda_majors_beside_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        def __init__(self, name: str) -> None:
+            self.metadata = {"Name": name}
+
+    names = ["nvidia-cublas-cu12", "nvidia_cudnn_cu12", "nvidia-cuda-runtime-cu12", "nvidia-ml-py", "torch"]
+    monkeypatch.setattr(software.importlib.metadata, "distributions", lambda: [Fake(name) for name in names])
+    target = load_target("h100x4")
+    assert by_name(software.cuda_packages(target))["cuda packages"].severity is Severity.OK
+    names.append("nvidia-cublas-cu13")
+    check = by_name(software.cuda_packages(target))["cuda packages"]
+    assert check.severity is Severity.ERROR
+    assert "nvidia-cublas-cu13" in check.found and "CUDA 13" in check.remedy
+
+
+def test_field_reports_21_and_35_an_sglang_without_the_model_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert software.diffusion_part().severity is Severity.OK
+
+    class Bare:
+        version = "0.5.1"
+
+        def locate_file(self, name: str) -> Path:
+            return tmp_path / name
+
+    monkeypatch.setattr(software.importlib.metadata, "distribution", lambda name: Bare())
+    check = software.diffusion_part()
+    assert check.severity is Severity.ERROR
+    assert "0.5.1 without" in check.found
+
+
+def test_disk_counts_what_a_fetch_has_brought_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOL_CACHE", str(tmp_path))
+    target = load_target("rtx4090")
+    assert host.missing_gib(target) == target.hardware.disk_gib
+    folder = host.checkpoint_folder(target.checkpoint)
+    (folder / "FL2VA").mkdir(parents=True)
+    with (folder / "FL2VA/a.safetensors").open("wb") as handle:
+        handle.truncate(100 * 2**30)
+    assert host.missing_gib(target) == target.hardware.disk_gib - 100
+    with (folder / "FL2VA/b.safetensors").open("wb") as handle:
+        handle.truncate(60 * 2**30)
+    assert host.missing_gib(target) == 0.05
