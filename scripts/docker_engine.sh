@@ -27,7 +27,7 @@ refuse() { # reason, remedy
 }
 say() { printf '[engine] %s\n' "$*" >&2; }
 running() { [ -S "$socket" ] && docker_ info >/dev/null 2>&1; }
-docker_() { DOCKER_HOST=unix://$socket DOCKER_CONFIG=$dir/config "$dir/root/usr/bin/docker" "$@"; }
+docker_() { DOCKER_HOST=unix://$socket DOCKER_CONFIG=$dir/config "$dir/programs/usr/bin/docker" "$@"; }
 apt_() { apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 "$@"; }
 
 usable() { # whether the engine that the caller's docker talks to can build the images
@@ -52,11 +52,11 @@ install_helpers() {
 }
 
 unpack_engine() {
-    [ ! -e "$dir/root/.complete" ] || return 0
+    [ ! -e "$dir/programs/.complete" ] || return 0
     local apt=$dir/apt
     say "unpacking Debian 13's Docker engine below $dir"
-    rm -rf "$apt" "$dir/root"
-    mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$dir/root"
+    rm -rf "$apt" "$dir/programs"
+    mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$dir/programs"
     echo "deb [signed-by=$keyring] $mirror trixie main" >"$apt/sources.list"
     local options=(-o "Dir::Etc::sourcelist=$apt/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$apt/lists"
         -o "Dir::Cache=$apt/cache" -o APT::Sandbox::User=root)
@@ -64,11 +64,11 @@ unpack_engine() {
     (cd "$apt/debs" && apt_ "${options[@]}" download docker.io containerd docker-cli docker-buildx docker-compose) ||
         refuse "the Docker packages of Debian 13 could not be downloaded from $mirror."
     local package
-    for package in "$apt"/debs/*.deb; do dpkg-deb -x "$package" "$dir/root"; done
+    for package in "$apt"/debs/*.deb; do dpkg-deb -x "$package" "$dir/programs"; done
     mkdir -p "$dir/config/cli-plugins"
-    cp "$dir"/root/usr/libexec/docker/cli-plugins/* "$dir/config/cli-plugins/"
+    cp "$dir"/programs/usr/libexec/docker/cli-plugins/* "$dir/config/cli-plugins/"
     rm -rf "$apt"
-    : >"$dir/root/.complete"
+    : >"$dir/programs/.complete"
 }
 
 start() {
@@ -76,7 +76,7 @@ start() {
         say "running: $socket"
         return 0
     fi
-    if [ ! -e "$dir/root/.complete" ] && usable; then
+    if [ ! -e "$dir/programs/.complete" ] && usable; then
         say "using the engine that is here: $(docker info --format '{{.ServerVersion}}')"
         return 0
     fi
@@ -89,7 +89,7 @@ start() {
     unpack_engine
     echo '{"features": {"containerd-snapshotter": true}}' >"$dir/daemon.json"
     say "starting dockerd, log in $dir/log"
-    PATH=$dir/root/usr/bin:$dir/root/usr/sbin:$PATH setsid "$dir/root/usr/sbin/dockerd" --config-file "$dir/daemon.json" \
+    PATH=$dir/programs/usr/bin:$dir/programs/usr/sbin:$PATH setsid "$dir/programs/usr/sbin/dockerd" --config-file "$dir/daemon.json" \
         --data-root "$dir/data" --exec-root "$dir/exec" --pidfile "$dir/docker.pid" -H "unix://$socket" \
         >"$dir/log" 2>&1 </dev/null &
     local waited
@@ -135,7 +135,7 @@ case ${1:-} in
     start) start ;;
     env)
         if running; then
-            printf 'export DOCKER_HOST=%q DOCKER_CONFIG=%q PATH=%q:"$PATH"\n' "unix://$socket" "$dir/config" "$dir/root/usr/bin"
+            printf 'export DOCKER_HOST=%q DOCKER_CONFIG=%q PATH=%q:"$PATH"\n' "unix://$socket" "$dir/config" "$dir/programs/usr/bin"
         fi
         ;;
     base) import_base ;;
