@@ -15,7 +15,7 @@ import torch
 from engine.attention.call import SolAttentionOptions, SolAttentionResult
 from engine.attention.kernels import attend_pointer, attend_sm90
 from engine.attention.kernels.lists import route
-from engine.attention.kernels.summaries import HEAD_DIM, summarise
+from engine.attention.kernels.summaries import HEAD_DIM, UNPIPELINED, summarise
 from engine.attention.routing import BLOCK
 
 MAX_TOKENS = BLOCK << 23  # block numbers and row numbers are 32-bit in the kernels
@@ -39,7 +39,7 @@ class Plan:
 SM90 = Plan("sm90", group=3, stages=7, rows=64, registers=160)
 # A stage holds 32 KiB of K and V, a query block 16 KiB: within SM80's 163 KiB of shared memory, and SM89's 99 KiB.
 POINTER = {(8, 0): Plan("pointer-sm80", group=1, stages=3), (8, 9): Plan("pointer-sm89", group=1, stages=2)}
-POINTER_OTHER = Plan("pointer", group=1, stages=2)
+POINTER_OTHER = Plan("pointer", group=1, stages=UNPIPELINED)
 
 
 def plan_for(capability: tuple[int, int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Plan:

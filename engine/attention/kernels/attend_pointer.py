@@ -15,11 +15,15 @@ import triton.language as tl
 
 from engine.attention.call import SolAttentionOptions
 from engine.attention.kernels.lists import Lists, dense_block_range
-from engine.attention.kernels.summaries import Summaries
+from engine.attention.kernels.summaries import UNPIPELINED, Summaries
 from engine.attention.routing import BLOCK, LOG2_E, num_blocks
 
 LOWEST = tl.constexpr(-1.0e38)  # below every score; finite, so that differences of two of them are no NaN
 LN_2 = tl.constexpr(0.6931471805599453)
+# Arguments that vary from document to document: no kernel is compiled again for a value of them.
+COUNTS = (
+    "T", "N", "H", "words", "dense_start", "dense_stop", "dense_skip_first", "dense_skip_last", "dense_blocks"
+)  # fmt: skip
 
 
 @triton.jit
@@ -121,7 +125,7 @@ def _item(ticket, dense_blocks, dense_start, N, H, BT: tl.constexpr):
     return rest % of_head + tl.where(is_dense, dense_start // BT, 0), (rest // of_head).to(tl.int64), is_dense
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _attend_kernel(
     p_q, p_k, p_v, p_k_mean, p_v_sum, p_o, p_lse, p_lists, p_lengths, p_bits,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_ot, stride_oh,
@@ -142,7 +146,7 @@ def _attend_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=tuple(name for name in COUNTS if "skip" not in name))
 def _repair_kernel(
     p_q, p_k, p_v, p_k_mean, p_v_sum, p_o, p_lse, p_bits, p_flags,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_ot, stride_oh,
@@ -187,7 +191,7 @@ def attend(
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
         options.scale * LOG2_E, start, stop, *dense_block_range(tokens, options.dense_rows), dense_blocks,
         tokens, blocks, heads, lists.bits.shape[2],
-        SHIFT=lists.shift, LSE=lse is not None, STAGES=stages, BT=BLOCK, D=dim, num_warps=4,
+        SHIFT=lists.shift, LSE=lse is not None, STAGES=stages, BT=BLOCK, D=dim, num_warps=4, num_stages=stages,
     )  # fmt: skip
 
 
@@ -212,5 +216,5 @@ def repair(
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1),
         options.scale * LOG2_E, start, stop, dense_blocks,
         tokens, num_blocks(tokens), heads, lists.bits.shape[2],
-        LSE=lse is not None, BT=BLOCK, D=dim, num_warps=4,
+        LSE=lse is not None, BT=BLOCK, D=dim, num_warps=4, num_stages=UNPIPELINED,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """The attention step of Sol-Attn on compute capability 9.0, in Gluon: warp-specialised, K/V tiles shared by queries.
 
 An item of work is a group of G neighbouring query blocks of one head. A producer warp streams the K and V tiles that
-any of them needs through a ring in shared memory, with the tensor memory accelerator; G warpgroups consume it, one query
-block each, and a warpgroup steps over the tiles that are not on its own block's list. So the second-level cache, which
+any of them needs through a ring in shared memory, with the tensor memory accelerator; G warpgroups consume it, one
+query block each, and steps over the tiles that are not on its own list. So the second-level cache, which
 bounds a one-block kernel (32 KiB for 2.1 MFLOP), is asked once for a tile that several neighbours want. There is one
 program a multiprocessor, which draws tickets for items until there are none.
 
@@ -33,6 +33,11 @@ from engine.attention.routing import BLOCK, LOG2_E, num_blocks
 SMALLEST = gl.constexpr(2.0**-60)
 LARGEST = gl.constexpr(2.0**60)
 LN_2 = gl.constexpr(0.6931471805599453)
+# Arguments that vary from document to document: no kernel is compiled again for a value of them.
+COUNTS = (
+    "T", "N", "H", "groups", "words",
+    "dense_start", "dense_stop", "dense_skip_first", "dense_skip_last", "dense_groups",
+)  # fmt: skip
 
 
 @gluon.jit
@@ -262,7 +267,7 @@ def _consume(
         ticket = _take(tickets, announced, taken, turn)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=COUNTS)
 def _attend_kernel(
     d_k, d_v, d_k_mean, d_v_sum,
     p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_counter, p_reference, p_flags,

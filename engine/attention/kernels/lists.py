@@ -18,11 +18,13 @@ import triton
 import triton.language as tl
 
 from engine.attention.call import SolAttentionOptions
-from engine.attention.kernels.summaries import Summaries
+from engine.attention.kernels.summaries import UNPIPELINED, Summaries
 from engine.attention.routing import BLOCK, LOG2_E, VARIANCE_EPSILON, num_blocks, sink_block_range
 
 SHORT_BLOCKS = 4096  # key block numbers below this fit in the 12 low bits of an int16 entry
-LAUNCH = {"BN": 64, "num_warps": 4, "num_stages": 2}
+# Arguments that vary from document to document: no kernel is compiled again for a value of them.
+COUNTS = ("T", "N", "H", "groups", "words", "sink_first", "sink_last", "dense_first", "dense_last")
+LAUNCH = {"BN": 64, "num_warps": 4, "num_stages": UNPIPELINED}
 
 
 @triton.jit
@@ -35,7 +37,7 @@ def _split(x):
     return high, middle, low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _route_kernel(
     p_q_mean, p_k_mean, p_mu, p_spread,
     p_lists, p_lengths, p_bits, p_counts, p_counter, p_reference, p_flags,

@@ -1,7 +1,7 @@
 """The GPU kernels without a GPU: run by Triton's interpreter on small tensors, and compiled for three capabilities.
 
-The interpreter runs summaries, routing and the pointer attention kernel (see interpreted_kernels.py). The Gluon kernel of
-SM90 it cannot run: here that one is compiled; tests/gpu runs it.
+The interpreter runs summaries, routing and the pointer attention kernel (see interpreted_kernels.py). The Gluon kernel
+of SM90 it cannot run: here that one is compiled; tests/gpu runs it.
 """
 
 from __future__ import annotations
@@ -158,6 +158,12 @@ SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 TYPES = {"diag": {"p_spread": "*fp32"}, "exact": {}}
 
 
+def assert_copies_are_fenced(ptx: str) -> None:
+    """Triton 3.6 gives asynchronously copied tiles to Hopper's tensor cores without a proxy fence. The second moments
+    of the exact threshold differed from run to run for it (8 warps, 3 stages); so no kernel may have both."""
+    assert not ("wgmma" in ptx and "cp.async.cg" in ptx)
+
+
 @pytest.mark.parametrize("capability", SHARED)
 def test_summaries_compile_without_spills(capability):
     report = compile_for(
@@ -166,8 +172,10 @@ def test_summaries_compile_without_spills(capability):
     assert report.spill_stores == 0 and report.shared <= SHARED[capability]
     for exact in (False, True):
         constants = {"EXACT": exact, "D": 128, "BD": 128 if exact else 32, "BN": 64 if exact else 256}
-        report = compile_for(summaries._statistics_kernel, capability, constants, num_warps=8 if exact else 4)
+        launch = {"num_warps": 8 if exact else 4, "num_stages": summaries.UNPIPELINED}
+        report = compile_for(summaries._statistics_kernel, capability, constants, **launch)
         assert report.spill_stores == 0 and report.shared <= SHARED[capability]
+        assert_copies_are_fenced(report.ptx)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -181,6 +189,7 @@ def test_routing_compiles_within_shared_memory(capability, kind):
     launch = {name: value for name, value in lists.LAUNCH.items() if name.startswith("num_")}
     report = compile_for(lists._route_kernel, capability, constants, TYPES[kind], **launch)
     assert report.spill_stores <= 16 and report.shared <= SHARED[capability]
+    assert_copies_are_fenced(report.ptx)
 
 
 @pytest.mark.parametrize("lse", [False, True])
@@ -188,23 +197,26 @@ def test_routing_compiles_within_shared_memory(capability, kind):
 def test_pointer_attention_compiles_within_shared_memory(capability, lse):
     plan = kernels.POINTER.get((capability // 10, capability % 10), kernels.POINTER_OTHER)
     constants = {"SHIFT": 12, "LSE": lse, "STAGES": plan.stages, "BT": 64, "D": 128}
-    report = compile_for(attend_pointer._attend_kernel, capability, constants, num_warps=4)
+    report = compile_for(attend_pointer._attend_kernel, capability, constants, num_warps=4, num_stages=plan.stages)
     assert report.shared <= SHARED[capability]
     assert report.registers <= 255 and report.spill_stores <= 32
-    assert "cp.async" in report.ptx  # K and V are loaded ahead
+    assert ("cp.async" in report.ptx) == (capability < 90)  # K and V are loaded ahead, where that is safe
 
 
 @pytest.mark.parametrize("capability", SHARED)
 def test_repair_compiles(capability):
     constants = {"LSE": False, "BT": 64, "D": 128}
-    assert compile_for(attend_pointer._repair_kernel, capability, constants, num_warps=4).shared <= SHARED[capability]
+    report = compile_for(attend_pointer._repair_kernel, capability, constants, num_warps=4, num_stages=1)
+    assert report.shared <= SHARED[capability]
+    assert_copies_are_fenced(report.ptx)
 
 
 @pytest.mark.parametrize("lse", [False, True])
 def test_sm90_attention_compiles_to_hopper_instructions(lse):
     plan = kernels.SM90
     constants = {
-        "G": plan.group, "SHIFT": 12, "STAGES": plan.stages, "REGISTERS": plan.registers, "LSE": lse, "BT": 64, "D": 128,
+        "G": plan.group, "SHIFT": 12, "STAGES": plan.stages, "REGISTERS": plan.registers, "LSE": lse,
+        "BT": 64, "D": 128,
     }  # fmt: skip
     report = compile_for(attend_sm90._attend_kernel, 90, constants, num_warps=4)
     assert report.shared <= SHARED[90]
