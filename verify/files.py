@@ -28,7 +28,7 @@ _KNOWN = re.compile(
             *map(re.escape, (LOCK, ENVIRONMENT, SIGNER, BENCHMARK, ATTESTATION, STATUS)),
             _ARM + r"events-rank\d{1,4}\.jsonl",
             _ARM + r"(?:sample-\d{1,6}/)?gate-rank\d{1,4}\.(?:json|safetensors)",
-            _ARM + r"telemetry-gpu\d{1,4}\.jsonl",
+            _ARM + r"telemetry-(?:gpu\d{1,4}|host)\.jsonl",
             _ARM + r"sample-\d{1,6}/(?:timing\.json|out\.mp4)",
         ]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from config.errors import InvalidRecord
 from config.record import Media
 from verify.strictjson import parse, parse_model
 
-ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from verify.decoder import main; main()"
+ROOT = str(Path(__file__).resolve().parent.parent)
+# Isolated from the environment, but with our own search path: PyAV is where we found it.
+PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from verify.decoder import main; main()"
 PATIENCE = 1800.0  # seconds; a minute of 1344x768 decodes in a few
 REMEDY = "take the file as it was written"
 
@@ -30,7 +32,7 @@ def probe(data: bytes, where: str) -> Media:
     """
     if importlib.util.find_spec("av") is None:
         raise MediaUnavailable("PyAV is not installed: pip install 'sol-h3[media]'")
-    command = [sys.executable, "-I", "-c", PROGRAM, str(ROOT)]
+    command = [sys.executable, "-I", "-c", PROGRAM, json.dumps([ROOT, *sys.path])]
     try:
         done = subprocess.run(command, input=data, capture_output=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired:

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from config.canonical import sha256_bytes, sha256_json
+from config.checkpoint import manifest
 from config.lock import Lock, lock_json, recipes_root, resolve
 from config.schema import Target
 from tests.verify import reference
@@ -225,6 +226,8 @@ class Builder:
         pins = re.findall(r"^([\w.-]+)==([^\s\\]+)", requirements.read_text() if requirements.exists() else "", re.M)
         sums = (recipes_root() / "sglang-0.5.17.sha256sums").read_text().splitlines()
         files = [{"path": "FL2VA/model_index.json", "bytes": 3, "sha256": sha256_bytes(b"abc")}]
+        if self.t.checkpoint.kind == "hub":
+            files = [{"path": e.path, "bytes": e.bytes, "sha256": e.sha256 or "4" * 64} for e in manifest()]
         return {
             "schema_version": 1,
             "captured_at": "2026-09-01T12:00:00Z",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from config.lock import lock_file_name, lock_json, resolve, target_names
 from tests.verify.builder import Builder
 from verify.attestation import sign
 from verify.keys import keygen, load_signer
@@ -22,6 +24,17 @@ class Signed:
     record: Path
     trust: Path
     key: Path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def current_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The shipped locks are those of the targets as they stand: whether config/locks keeps up is tested elsewhere."""
+    folder = tmp_path_factory.mktemp("locks")
+    for name in target_names():
+        lock = resolve(name)
+        (folder / lock_file_name(lock)).write_bytes(lock_json(lock))
+    with patch("config.lock.LOCKS", folder):
+        yield
 
 
 @pytest.fixture(scope="session")

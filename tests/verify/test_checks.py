@@ -573,6 +573,21 @@ def test_hardware_of_a_gpu_target(fresh, what: str, alter, words: str) -> None: 
     assert worst(put_question(record, "environment-hardware")) == ("invalid" if what == "the same twice" else "warn")
 
 
+def test_published_weights_that_are_not_the_listed_ones_are_warned_of(fresh) -> None:  # type: ignore[no-untyped-def]
+    from config.canonical import sha256_json
+
+    record = fresh(target="rtx4090", arms=())
+    assert worst(put_question(record, "environment-checkpoint")) == "ok"
+
+    def change(value: Any) -> None:
+        value["checkpoint"]["files"][0]["sha256"] = "0" * 64
+        value["checkpoint"]["sha256"] = sha256_json(value["checkpoint"]["files"])
+
+    edit(record / "environment.json", change)
+    found = put_question(record, "environment-checkpoint")
+    assert worst(found) == "warn" and "1 files of the published list" in found[0].message
+
+
 def test_gpu_run_outside_an_image_is_not_locked(fresh) -> None:  # type: ignore[no-untyped-def]
     record = fresh(target="rtx4090", arms=())
     edit(record / "environment.json", put(image_digest=""))

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 from config.canonical import sha256_json
+from config.checkpoint import manifest
 from config.errors import UsageError
 from config.lock import read_recipe, recipes_root
 from config.record import ENVIRONMENT
@@ -79,7 +80,24 @@ def checkpoint(record: Record, say: Scribe) -> None:
         say.invalid("no file of the checkpoint is listed", "run the benchmark again", ENVIRONMENT)
     if sha256_json([file.model_dump() for file in found.files]) != found.sha256:
         say.invalid("the checkpoint's digest is not that of its files", "run the benchmark again", ENVIRONMENT)
+    if found.kind == "hub":
+        _published_files(record, say)
     say.conclude(f"{found.kind} weights, {len(found.files)} files, {found.sha256[:12]}")
+
+
+def _published_files(record: Record, say: Scribe) -> None:
+    # A warning and no more: the list that is public is of another revision than the pinned one (its header says so).
+    partition = record.target.checkpoint.partition
+    digests = {file.path: file.sha256 for file in record.environment.checkpoint.files}
+    digests |= {f"{partition}/{path}": digest for path, digest in digests.items()}
+    other = [
+        entry.path
+        for entry in manifest()
+        if entry.sha256 and not any(entry.matches(path) and entry.sha256 == found for path, found in digests.items())
+    ]
+    if other:
+        shown = f"{len(other)} files of the published list are missing or have another digest, first {other[0]}"
+        say.warn(shown, "`sol fetch --verify-only` checks them against the hub's own listing", ENVIRONMENT)
 
 
 def sources(record: Record, say: Scribe) -> None:
