@@ -1,7 +1,7 @@
 """Runs the kernels on small tensors in Triton's interpreter and saves what they computed.
 
 A process of its own, because Triton decides when a kernel is defined whether it is interpreted:
-``python interpreted_kernels.py FILE`` computes every case of CASES and saves a list of dictionaries.
+``python interpreted_kernels.py FILE`` computes every case of CASES and of ROTARY.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ class Case:
 
     @property
     def options(self) -> SolAttentionOptions:
-        return SolAttentionOptions(
-            128**-0.5, self.tau, self.thresh_type, self.sink, self.dense_rows, return_lse=True
-        )  # fmt: skip
+        return SolAttentionOptions(128**-0.5, self.tau, self.thresh_type, self.sink, self.dense_rows, return_lse=True)
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v [1, T, H, 128]: views of one fused tensor that goes on, as NaN, behind the document."""
@@ -95,10 +93,52 @@ def compute(case: Case) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
+# dtype, tokens, query heads, key heads, head size, rotated channels
+ROTARY = [
+    (torch.float16, 5, 17, 2, 64, 48),
+    (torch.bfloat16, 3, 1, 1, 128, 128),
+    (torch.float16, 1, 4, 4, 96, 96),
+]
+
+
+def rotary_tensors(dtype, tokens, q_heads, k_heads, size, rotated, device="cpu"):
+    """positions [T], q and k [T, heads, size], cache [9, rotated]."""
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(tokens, q_heads, size, generator=generator)
+    k = torch.randn(tokens, k_heads, size, generator=generator)
+    angle = torch.randn(9, rotated // 2, generator=generator)
+    cache = torch.cat((angle.cos(), angle.sin()), -1)
+    positions = torch.randint(9, (tokens,), generator=generator)
+    return (positions.to(device), *(x.to(device, dtype) for x in (q, k, cache)))
+
+
+def rotate(case, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    from engine.attention.kernels.rotary import rotary_embedding
+
+    positions, q, k, cache = rotary_tensors(*case, device=device)
+    rotary_embedding(positions, q.view(len(q), -1), k.view(len(k), -1), q.shape[-1], cache)
+    return q, k
+
+
+def rotate_plainly(case, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """The arithmetic of the VAE's plain PyTorch branch, rounding for rounding."""
+    positions, q, k, cache = rotary_tensors(*case, device=device)
+    cos, sin = (x.repeat(1, 2)[positions][:, None] for x in cache.chunk(2, -1))
+
+    def plainly(x: torch.Tensor) -> torch.Tensor:
+        turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+        low, high = turned.chunk(2, -1)
+        scaled = turned * cos
+        scaled.add_(torch.cat((-high, low), -1) * sin)
+        return torch.cat((scaled, rest), -1)
+
+    return plainly(q), plainly(k)
+
+
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "1"
     sys.path.insert(0, str(Path(__file__).parent))
     import triton_interpreter  # noqa: F401
 
     torch.set_num_threads(1)
-    torch.save([compute(case) for case in CASES], sys.argv[1])
+    torch.save({"calls": [compute(case) for case in CASES], "rotary": [rotate(case) for case in ROTARY]}, sys.argv[1])

@@ -16,22 +16,28 @@ import pytest
 import torch
 
 from engine.attention import kernels, reference
-from engine.attention.kernels import attend_pointer, attend_sm90, lists, summaries
+from engine.attention.kernels import attend_pointer, attend_sm90, lists, rotary, summaries
+from engine.attention.kernels.rotary import rotary_embedding
 from engine.attention.routing import block_lengths, num_blocks, route_from_summaries, summarise
 from tests.engine.attention.cross_compile import compile_for
-from tests.engine.attention.interpreted_kernels import CASES, Case
+from tests.engine.attention.interpreted_kernels import CASES, ROTARY, Case, rotary_tensors, rotate_plainly
 
 REPOSITORY = Path(__file__).parents[3]
 REL_L2 = 3e-3  # bfloat16 probabilities and a bfloat16 output: 2.3e-3 is what is measured
 
 
 @pytest.fixture(scope="module")
-def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
     file = tmp_path_factory.mktemp("interpreted") / "computed.pt"
     script = Path(__file__).with_name("interpreted_kernels.py")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPOSITORY)}
     subprocess.run([sys.executable, script, file], check=True, env=environment, cwd=REPOSITORY)
-    return dict(zip((case.name for case in CASES), torch.load(file), strict=True))
+    return torch.load(file)
+
+
+@pytest.fixture(scope="module")
+def computed(interpreted: dict[str, list]) -> dict[str, dict[str, torch.Tensor]]:
+    return dict(zip((case.name for case in CASES), interpreted["calls"], strict=True))
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
@@ -130,6 +136,31 @@ def test_repair_computes_the_flagged_blocks_and_no_others(case, computed):
     assert not got["repaired"][0][~rows].any() and not got["repaired_lse"][0][~rows].any()
 
 
+@pytest.mark.parametrize("index", range(len(ROTARY)))
+def test_rotary_embedding_is_bitwise_the_plain_branch(index, interpreted):
+    for got, want in zip(interpreted["rotary"][index], rotate_plainly(ROTARY[index]), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"is_neox": False}, "interleaved"),
+        ({"head_size": 60}, "last stride 1"),
+        ({"cos_sin_cache": torch.zeros(9, 48)}, "alike"),
+        ({"cos_sin_cache": torch.zeros(9, 66, dtype=torch.float16)}, "even number up to 64"),
+        ({"query": torch.zeros(4, 128, dtype=torch.float16)}, "query is"),
+    ],
+)
+def test_rotary_embedding_refuses(change, message):
+    positions, q, k, cache = rotary_tensors(*ROTARY[0])
+    arguments = {
+        "positions": positions, "query": q.flatten(1), "key": k.flatten(1), "head_size": 64, "cos_sin_cache": cache,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        rotary_embedding(**{**arguments, **change})
+
+
 @pytest.mark.parametrize(
     ("tokens", "rows", "expected"),
     [
@@ -209,6 +240,13 @@ def test_repair_compiles(capability):
     report = compile_for(attend_pointer._repair_kernel, capability, constants, num_warps=4, num_stages=1)
     assert report.shared <= SHARED[capability]
     assert_copies_are_fenced(report.ptx)
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_rotary_embedding_compiles_without_spills(capability):
+    types = {"p_positions": "*i64", **dict.fromkeys(("p_q", "p_k", "p_cache"), "*fp16")}
+    report = compile_for(rotary._rotary_kernel, capability, {"BH": 16, "HALF": 32}, types, num_warps=4)
+    assert report.spill_stores == 0
 
 
 @pytest.mark.parametrize("lse", [False, True])
