@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from config.errors import Exit
 from engine.attention import kernels, reference
-from engine.attention.call import SolAttentionOptions
+from engine.attention.call import SolAttentionOptions, ThreshType, TokenRange
 from engine.attention.kernels.lists import route
 from engine.attention.kernels.summaries import summarise
 from engine.attention.routing import BLOCK, num_blocks
@@ -79,9 +80,9 @@ def dense(backend: SDPBackend) -> Attention:
     """Dense attention by one of PyTorch's kernels."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions) -> torch.Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         with sdpa_kernel(backend):
-            out = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), scale=options.scale)
-        return out.transpose(1, 2)
+            return scaled_dot_product_attention(q, k, v, scale=options.scale).transpose(1, 2)
 
     return attention
 
@@ -143,7 +144,7 @@ def find_peers(paths: list[str]) -> dict[str, Attention]:
 
 def gate_small() -> Iterator[tuple[str, float, float]]:
     """(check, value, limit) on shapes where the whole output can be compared with the float64 reference."""
-    cases = [
+    cases: list[tuple[int, int, ThreshType, TokenRange, TokenRange, float]] = [
         (4095, 3, "diag", (0, 951), (0, 951), 1.0),
         (4095, 2, "exact", (1000, 1100), (900, 2000), 1.0),
         (65, 3, "diag", (0, 0), (3, 4), 1.0),
@@ -239,7 +240,7 @@ class Case:
     heads: int
     data: str = "random"
     tau: float = 1.0
-    thresh_type: str = "diag"
+    thresh_type: ThreshType = "diag"
     sink: int = PREFIX
     dense_rows: int = 0
 
@@ -264,9 +265,7 @@ def cases() -> list[Case]:
 def run_case(case: Case, peers: dict[str, Attention]) -> dict[str, Any]:
     """All columns of one case. What cannot do the case is given with its reason instead of a time."""
     q, k, v = DATA[case.data](case.tokens, case.heads)
-    options = SolAttentionOptions(
-        128**-0.5, case.tau, case.thresh_type, (0, case.sink), (0, case.dense_rows)
-    )  # fmt: skip
+    options = SolAttentionOptions(128**-0.5, case.tau, case.thresh_type, (0, case.sink), (0, case.dense_rows))
     plan = kernels.plan_for(torch.cuda.get_device_capability(), q, k, v)
     result = kernels.attend(q, k, v, options)
     blocks = num_blocks(case.tokens)
@@ -282,7 +281,7 @@ def run_case(case: Case, peers: dict[str, Attention]) -> dict[str, Any]:
     others = {"cudnn": dense(SDPBackend.CUDNN_ATTENTION), "flash": dense(SDPBackend.FLASH_ATTENTION), **peers}
     for name, attention in others.items():
         try:
-            row[name] = measure(lambda attention=attention: attention(q, k, v, options))
+            row[name] = measure(partial(attention, q, k, v, options))
             row[name]["speed_up"] = row[name]["ms"] / row["native"]["ms"]
         except Exception as error:  # a peer's failure, whatever it is, is a result of its own
             row[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}

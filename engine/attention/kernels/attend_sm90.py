@@ -75,9 +75,7 @@ def _entry(p_list, t, length, is_dense, ALL: gl.constexpr, SHIFT: gl.constexpr):
 
 
 @gluon.jit
-def _produce(
-    arguments, G: gl.constexpr, SHIFT: gl.constexpr, STAGES: gl.constexpr, BT: gl.constexpr, D: gl.constexpr
-):
+def _produce(arguments, G: gl.constexpr, SHIFT: gl.constexpr, STAGES: gl.constexpr, BT: gl.constexpr, D: gl.constexpr):
     (
         d_k, d_v, d_k_mean, d_v_sum, k_ring, v_ring, full, empty, tickets, announced, taken,
         p_lists, p_lengths, p_counter, stride_kh, stride_vh,

@@ -62,7 +62,7 @@ def _statistics_kernel(
     channels = tl.program_id(1) * BD + tl.arange(0, BD)
     b_sum = tl.zeros([BD], tl.float32)
     b_square = tl.zeros([BD], tl.float32)
-    b_moments = tl.zeros([BD, BD], tl.float32) if EXACT else 0.0  # BD = D
+    b_moments = tl.zeros([BD, BD], tl.float32)  # unused, and dropped by the compiler, unless EXACT, when BD = D
     for first in range(0, N, BN):
         blocks = first + tl.arange(0, BN)
         p_tile = p_k_mean + (blocks.to(tl.int64)[:, None] * H + i_head) * D + channels[None, :]
