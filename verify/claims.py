@@ -203,7 +203,7 @@ def _is_version(found: str, claimed: str) -> bool:
 
 def _sglang_commit(record: Record) -> str:
     """The pinned commit, from our copy of the recipe that the run was made in; empty where we have none."""
-    recipe = record.lock.recipe
+    recipe = record.recipe
     try:
         if read_recipe(recipe.image).sha256 != recipe.sha256:
             return ""

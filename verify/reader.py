@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from config.errors import InvalidRecord
-from config.lock import Lock
+from config.lock import Lock, Recipe
 from config.record import (
     BENCHMARK,
     ENVIRONMENT,
@@ -116,6 +116,18 @@ class Record:
             raise InvalidRecord(f"{LOCK}: more than {MAX_GPUS} GPUs")
         return target
 
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The image recipe that the lock's digest covers.
+
+        Raises:
+            InvalidRecord: the lock has none.
+        """
+        try:
+            return self.lock.recipe
+        except (ValidationError, KeyError):
+            raise InvalidRecord(f"{LOCK}: it has no recipe", remedy="take lock.json as it was written") from None
+
     @property
     def open(self) -> bool:
         """Whether the run differs from its target, and so can verify no published claim."""
@@ -189,7 +201,9 @@ def read_record(root: Path, withheld: frozenset[str] = frozenset(), files: Files
     present = {name.split("/")[1] for name in files if name.startswith("arms/") and name.count("/") > 1}
     arms = {arm: _read_arm(files, arm) for arm in ARMS if arm in present}
     benchmark = parse_model(Benchmark, files.read(BENCHMARK), BENCHMARK) if BENCHMARK in files else None
-    return Record(files, status, lock, environment, arms, benchmark, withheld)
+    record = Record(files, status, lock, environment, arms, benchmark, withheld)
+    _ = record.target, record.recipe  # what every check relies on fails here, once
+    return record
 
 
 def _read_arm(files: Files, arm: ArmName) -> ArmEvidence:

@@ -26,6 +26,34 @@ LAYERS, HEADS, DIM = 4, 2, 32
 TEXT, AUDIO, VIDEO = 70, 50, 399
 TOKENS = TEXT + AUDIO + VIDEO  # 519: nine blocks, the last with seven tokens
 PACKED = 576
+GPU_SAMPLE = {
+    "event": "gpu_sample",
+    "memory_used_mib": 21000.0,
+    "memory_peak_mib": 22000.0,
+    "power_w": 430.0,
+    "energy_j": None,
+    "sm_clock_mhz": 2500,
+    "memory_clock_mhz": 10501,
+    "temperature_c": 66,
+    "reasons": 4,
+    "pcie_tx_mib_s": 10.0,
+    "pcie_rx_mib_s": 20.0,
+    "own_processes": 1,
+    "foreign_processes": 0,
+    "hidden_processes": 0,
+}
+HOST_SAMPLE = {
+    "event": "host_sample",
+    "processes": 3,
+    "rss_mib": 5000.0,
+    "pinned_mib": 0.0,
+    "available_mib": 100000.0,
+    "page_cache_mib": 50000.0,
+    "pressure": 0.0,
+    "refaults": 0,
+    "arm_cores": 1.5,
+    "busy_cores": 2.0,
+}
 CLASSES = {"torch_sdpa": "SDPAImpl", "torch_cudnn_sdpa": "CudnnSDPAImpl"}
 
 
@@ -275,6 +303,7 @@ class Builder:
         ranks = self.t.parallel.num_gpus
         self.lines: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(ranks)}
         self.seqs: dict[int, dict[str, int]] = {rank: {} for rank in range(ranks)}
+        self.sessions: list[tuple[float, float]] = []
         self.process(folder, arm, 0)
         if arm in self.resumed:
             self.process(folder, arm, 1 + self.samples)
@@ -282,12 +311,27 @@ class Builder:
             self.put(folder / f"events-rank{rank}.jsonl", b"".join(json.dumps(e).encode() + b"\n" for e in lines))
         if self.t.hardware.kind == "cuda":
             for gpu in range(self.t.hardware.gpu_count):
-                self.put(folder / f"telemetry-gpu{gpu}.jsonl", b"{}\n")
+                self.telemetry(folder / f"telemetry-gpu{gpu}.jsonl", gpu)
+            self.telemetry(folder / "telemetry-host.jsonl", None)
+
+    def telemetry(self, path: Path, gpu: int | None) -> None:
+        """A session of telemetry for each process of the arm, a sample a second, begun 0.25 s after the driver."""
+        lines: list[dict[str, Any]] = []
+        for clock, seconds in self.sessions:
+            uuid = None if gpu is None else sha256_bytes(b"gpu %d" % gpu)
+            start = {"clock": clock + 0.25, "interval": 1.0, "gpu": gpu, "uuid_sha256": uuid, "xid_watched": True}
+            lines.append({"event": "telemetry_start", "t": 0.0, **start})
+            sample = HOST_SAMPLE if gpu is None else GPU_SAMPLE
+            lines += [{"t": float(second), **sample} for second in range(1, int(seconds))]
+            end = {"samples": int(seconds) - 1, "oom_kills": 0 if gpu is None else None}
+            lines.append({"event": "telemetry_end", "t": seconds, **end})
+        self.put(path, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
     def process(self, folder: Path, arm: str, first: int) -> None:
         """A process of the arm: the driver's events, and those of its workers between them."""
         driver = Log(self.lines[0], "driver", self.seqs[0])
-        driver.write("arm_start", arm=arm, rank=0, seams=[], notes=[])
+        clock = 5000.0 + 10_000 * first
+        driver.write("arm_start", arm=arm, rank=0, seams=[], notes=[], clock=clock)
         workers = {rank: Log(lines, "worker", self.seqs[rank]) for rank, lines in self.lines.items()}
         for rank, worker in workers.items():
             worker.write("arm_start", arm=arm, rank=rank, seams=["observe.denoising"], notes=[])
@@ -297,6 +341,7 @@ class Builder:
         for index in range(1 if red else 1 + self.samples):
             self.request(folder, arm, first, first + index, driver, workers)
         driver.write("arm_end", outcome="gate_failed" if red else "complete", reason="the gate is red" if red else "")
+        self.sessions.append((clock, driver.now))
 
     def request(self, folder: Path, arm: str, first: int, sample: int, driver: Log, workers: dict[int, Log]) -> None:
         """One request: its events, its gate in the warm-up, its timing and its video."""

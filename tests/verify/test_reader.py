@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_values_that_are_no_target_are_refused(fresh) -> None:  # type: ignore[n
     record = fresh()
     edit(record / "lock.json", lambda value: value["values"]["request"].pop("seed"))
     with pytest.raises(InvalidRecord, match="not those of a target"):
-        _ = read_record(record).target
+        read_record(record)
 
 
 json_values = st.recursive(
@@ -165,26 +166,40 @@ def test_event_parser_ends_in_events_or_a_clear_error(data: bytes) -> None:
         assert str(error).startswith("e, line ")
 
 
-@settings(max_examples=80, deadline=None)
+NUMBERS = st.sampled_from([0, -1, 1, 7, 10**9, 2**53, 1e308, -1e308, 0.5])
+LISTS = st.lists(st.integers(-3, 2**53), max_size=5)
+NAMES = ["lock.json", "environment.json", "benchmark.json", "status"]
+NAMES += [f"arms/fullopt/{name}" for name in ("events-rank0.jsonl", "gate-rank0.json", "sample-1/timing.json")]
+
+
+def other_value(data: st.DataObject, old: object) -> object:
+    """Something else in place of a value, mostly of its own kind."""
+    return data.draw(NUMBERS if isinstance(old, int | float) else LISTS if isinstance(old, list) else json_values)
+
+
+def change_somewhere(data: st.DataObject, value: object) -> None:
+    """Replace one value at any depth."""
+    while True:
+        keys = sorted(value) if isinstance(value, dict) else list(range(len(value)))  # type: ignore[arg-type]
+        key = data.draw(st.sampled_from(keys))
+        inner = value[key]  # type: ignore[index]
+        if isinstance(inner, dict | list) and inner and data.draw(st.integers(0, 3)):
+            value = inner
+            continue
+        value[key] = other_value(data, inner)  # type: ignore[index]
+        return
+
+
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_no_change_of_an_event_ends_in_a_traceback(records, tmp_path_factory, data: st.DataObject) -> None:  # type: ignore[no-untyped-def]
-    """Any field of any event set to anything: a verdict, and never a check that gave up."""
-    import shutil
-
-    source = records(Builder(arms=("fullopt",)))
-    record = Path(shutil.copytree(source, tmp_path_factory.mktemp("fuzz") / "record"))
-
-    def change(lines: list[dict[str, object]]) -> None:
-        line = data.draw(st.sampled_from(lines))
-        key = data.draw(st.sampled_from(sorted(line)))
-        old = line[key]
-        numbers = st.sampled_from([0, -1, 1, 7, 10**9, 2**53, 1e308, -1e308, 0.5])
-        lists = st.lists(st.integers(-3, 2**53), max_size=5)
-        line[key] = data.draw(
-            numbers if isinstance(old, int | float) else lists if isinstance(old, list) else json_values
-        )
-
-    edit_events(record / "arms/fullopt/events-rank0.jsonl", change)
+def test_no_change_of_a_record_ends_in_a_traceback(records, tmp_path_factory, data: st.DataObject) -> None:  # type: ignore[no-untyped-def]
+    """Any value of any file set to anything: a verdict, and never a check that gave up."""
+    record = Path(shutil.copytree(records(Builder(arms=("fullopt",))), tmp_path_factory.mktemp("fuzz") / "record"))
+    name = data.draw(st.sampled_from(NAMES))
+    if name.endswith(".jsonl"):
+        edit_events(record / name, lambda lines: change_somewhere(data, lines))
+    else:
+        edit(record / name, lambda value: change_somewhere(data, value))
     report = verify_record(record)
     assert not [finding for finding in report.findings if "could not be judged" in finding.message]
     shutil.rmtree(record)

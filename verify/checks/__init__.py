@@ -26,6 +26,7 @@ CHECKS: tuple[Check, ...] = (
     Check("lock-digest", "Is the lock what its digest says?", lock.digests),
     Check("lock-known", "Is it a shipped lock, or an open one that says how it differs?", lock.known),
     Check("environment-differences", "What does the run itself say makes it open?", environment.differences),
+    Check("environment-warnings", "What did the doctor warn of?", environment.warnings),
     Check("environment-recipe", "Is the recipe the lock's?", environment.recipe),
     Check("environment-hardware", "Is the machine the target's?", environment.hardware),
     Check("environment-checkpoint", "Are the weights the lock's?", environment.checkpoint),

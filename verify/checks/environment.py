@@ -35,12 +35,19 @@ def differences(record: Record, say: Scribe) -> None:
     say.conclude("the environment is the target's, the run says")
 
 
+def warnings(record: Record, say: Scribe) -> None:
+    """What the doctor warned of before the run."""
+    for sentence in record.environment.warnings:
+        say.warn(sentence, "`sol doctor` on that machine says what to do", ENVIRONMENT)
+    say.conclude("the doctor warned of nothing")
+
+
 def recipe(record: Record, say: Scribe) -> None:
     """The run's recipe is the lock's."""
-    found, locked = record.environment.recipe_sha256, record.lock.recipe.sha256
+    found, locked = record.environment.recipe_sha256, record.recipe.sha256
     if found != locked:
         _differs(record, say, f"the run's recipe has digest {found[:12]}, the lock's {locked[:12]}")
-    say.conclude(f"recipe {record.lock.recipe.image}, {locked[:12]}")
+    say.conclude(f"recipe {record.recipe.image}, {locked[:12]}")
 
 
 def hardware(record: Record, say: Scribe) -> None:
@@ -126,7 +133,7 @@ def _pins(record: Record, say: Scribe) -> dict[str, str] | None:
 
 
 def _recipe_folder(record: Record, say: Scribe) -> Path | None:
-    recipe = record.lock.recipe
+    recipe = record.recipe
     try:
         ours = read_recipe(recipe.image)
     except UsageError:
@@ -144,7 +151,7 @@ def packages(record: Record, say: Scribe) -> None:
     if folder is None:
         return
     if not (folder / "requirements.lock").is_file():
-        say.skip(f"recipe {record.lock.recipe.image} has no requirements.lock")
+        say.skip(f"recipe {record.recipe.image} has no requirements.lock")
         return
     text = (folder / "requirements.lock").read_text("utf-8")
     installed = {_normal(package.name): package.version for package in record.environment.packages}

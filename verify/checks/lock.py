@@ -19,7 +19,7 @@ def digests(record: Record, say: Scribe) -> None:
     lock, target = record.lock, record.target
     if sha256_json(lock.values) != lock.digest:
         say.invalid(f"the values have digest {sha256_json(lock.values)}, the lock says {lock.digest}", AS_WRITTEN, LOCK)
-    if sha256_json(lock.recipe.files) != lock.recipe.sha256:
+    if sha256_json(record.recipe.files) != record.recipe.sha256:
         say.invalid("the recipe's digest is not that of its files", AS_WRITTEN, LOCK)
     if sha256_bytes(target.request.prompt_text.encode()) != target.request.prompt_sha256:
         say.invalid("the prompt's digest is not that of its text", AS_WRITTEN, LOCK)
