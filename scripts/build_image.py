@@ -89,9 +89,7 @@ def command(root: Path, arguments: argparse.Namespace) -> tuple[list[str], dict[
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "targets", nargs="+", choices=["cpu", "verify", "rtx4090", "h100x4", "a100x4"]
-    )
+    parser.add_argument("targets", nargs="+", choices=["cpu", "verify", "rtx4090", "h100x4", "a100x4"])
     parser.add_argument("--oci", type=Path, metavar="FILE", help="write an OCI archive; one target")
     parser.add_argument("--local-base", action="store_true", help=f"build on {LOCAL_BASE}, without kernels built ahead")
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="take wheels from here and ask no index")

@@ -1,0 +1,197 @@
+"""A real engine, a base made here, and the images built on it: once a session, and within a budget of time.
+
+Everything is skipped, with the engine's own reason, where none can be started. Nothing is pulled and no index is asked
+from within a build: the wheels are downloaded here, by hash, with pip as this machine has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUDGET_SECONDS = 20 * 60
+"""For all tests of this folder together, from nothing. What does not fit fails, or is skipped where it says so."""
+MARKER = "sol-test-" + uuid.uuid4().hex
+"""Stands in every secret that a test hands to a build or a run, and must stand nowhere else."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that ended."""
+
+    code: int
+    output: str
+    seconds: float
+
+
+@dataclass
+class Docker:
+    """The engine, the wheels, a snapshot of the checkout, and what is left of the budget."""
+
+    environment: dict[str, str]
+    scratch: Path
+    tree: Path
+    wheels: Path
+    deadline: float
+    built: dict[str, Path] = field(default_factory=dict)
+
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def run(self, *words: object, cwd: Path | None = None, **environment: str) -> Done:
+        """Run a command to its end, its standard error joined to its output."""
+        if self.left() < 5:
+            pytest.fail(f"the {BUDGET_SECONDS} s for all image tests are used up")
+        begun = time.monotonic()
+        done = subprocess.run(
+            [str(word) for word in words],
+            cwd=cwd or self.tree,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=self.left(),
+        )
+        return Done(done.returncode, done.stdout, time.monotonic() - begun)
+
+    def build(self, target: str, archive: Path, *options: object, root: Path | None = None) -> Done:
+        """Build one image into an OCI archive with the project's own script, on the base that was made here."""
+        script = [sys.executable, ROOT / "scripts/build_image.py", target, "--root", root or self.tree]
+        script += ["--local-base", "--wheels", self.wheels, "--progress", "plain", "--oci", archive]
+        done = self.run(*script, *options)
+        assert done.code == 0, done.output[-4000:]
+        return done
+
+    def image(self, target: str, *options: object, root: Path | None = None) -> str:
+        """The name of a built and loaded image; built on first use."""
+        if target not in self.built:
+            archive = self.scratch / f"{target}.tar"
+            self.build(target, archive, *options, root=root)
+            loaded = self.run("docker", "load", "--quiet", "--input", archive)
+            assert loaded.code == 0, loaded.output
+            self.run("docker", "tag", loaded.output.rsplit(" ", 1)[1].strip(), f"sol-{target}:test")
+            self.built[target] = archive
+        return f"sol-{target}:test"
+
+    def hardened(self, image: str, *words: object, options: tuple[object, ...] = ()) -> Done:
+        """`docker run` as the compose file does it: a user of no name, nothing writable but volumes, no network."""
+        narrow = ["--rm", "--read-only", "--cap-drop", "ALL", "--network", "none", "--user", "12345:12345"]
+        return self.run("docker", "run", *narrow, "--security-opt", "no-new-privileges", *options, image, *words)
+
+    def inspect(self, image: str) -> dict[str, Any]:
+        done = self.run("docker", "image", "inspect", image)
+        assert done.code == 0, done.output
+        (document,) = json.loads(done.output)
+        return document
+
+
+def engine_lines() -> str:
+    """What makes a shell talk to the engine that scripts/docker_engine.sh started; empty where it runs none."""
+    done = subprocess.run([ROOT / "scripts/docker_engine.sh", "env"], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def start_engine() -> dict[str, str]:
+    """The environment in which `docker` talks to an engine that works."""
+    started = subprocess.run([ROOT / "scripts/docker_engine.sh", "start"], capture_output=True, text=True)
+    if started.returncode == 10:
+        pytest.skip(f"no Docker engine can be started here: {started.stderr.strip().splitlines()[-1]}")
+    assert started.returncode == 0, started.stderr
+    environment = dict(os.environ)
+    for word in shlex.split(engine_lines().replace('"$PATH"', shlex.quote(environment["PATH"]))):
+        name, equals, value = word.partition("=")
+        if equals:
+            environment[name] = value
+    return environment
+
+
+def snapshot(destination: Path) -> None:
+    """A clone with the working tree's files, so that all builds see one state whatever happens meanwhile."""
+    subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, destination], check=True)
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in filter(None, names):
+        (destination / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_file():
+            shutil.copy2(ROOT / name, destination / name)
+        else:
+            (destination / name).unlink(missing_ok=True)
+
+
+def download_wheels(folder: Path) -> None:
+    """Every wheel of the CPU images for the base's Python 3.11, checked by hash."""
+    folder.mkdir()
+    (torch,) = (
+        wheel
+        for wheel in tomllib.loads((ROOT / "images/cpu/image.toml").read_text())["torch"]["wheels"]
+        if f"cp311-cp311-manylinux_2_28_{os.uname().machine}" in wheel["file"]
+    )
+    index = tomllib.loads((ROOT / "images/cpu/image.toml").read_text())["torch"]["index"]
+    version = torch["file"].split("-")[1]
+    requirement = folder.parent / "torch.txt"
+    requirement.write_text(f"torch=={version} --hash=sha256:{torch['sha256']}\n")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+    ]
+    pip += [
+        "--dest",
+        str(folder),
+        "--python-version",
+        "3.11",
+        "--implementation",
+        "cp",
+        "--abi",
+        "cp311",
+        "--abi",
+        "abi3",
+    ]
+    pip += ["--abi", "none"]
+    for glibc in ("2_36", "2_35", "2_34", "2_28", "2_27", "2_24", "2_17", "2_12", "2_5"):
+        pip += ["--platform", f"manylinux_{glibc}_{os.uname().machine}"]
+    pip += ["--platform", f"manylinux2014_{os.uname().machine}", "--platform", f"linux_{os.uname().machine}"]
+    for lock in ("images/cpu/requirements.lock", "docker/build.lock"):
+        subprocess.run([*pip, "-r", ROOT / lock], check=True)
+    if subprocess.run([*pip, "-r", requirement], capture_output=True).returncode:
+        subprocess.run([*pip, "--index-url", index, "-r", requirement], check=True)
+
+
+@pytest.fixture(scope="session")
+def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: an image names the commit it is built from")
+    deadline = time.monotonic() + BUDGET_SECONDS
+    mine = not engine_lines()  # one that ran before stays, with what it holds
+    environment = start_engine()
+    scratch = tmp_path_factory.mktemp("images")
+    try:
+        subprocess.run([ROOT / "scripts/docker_engine.sh", "base"], check=True)
+        snapshot(scratch / "tree")
+        download_wheels(scratch / "wheels")
+        yield Docker(environment, scratch, scratch / "tree", scratch / "wheels", deadline)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # gigabytes, which pytest would keep for three sessions
+        if mine:
+            subprocess.run([ROOT / "scripts/docker_engine.sh", "stop", "--purge"])

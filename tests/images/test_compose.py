@@ -1,0 +1,71 @@
+"""compose.yaml as `docker compose` reads it. No engine is needed, only the plugin."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT, start_engine
+
+SERVICES = ("rtx4090", "h100x4", "a100x4", "cpu", "verify")
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """Variables under which `docker compose` exists; nothing of the caller's own settings."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SOL_")}
+    if shutil.which("docker"):
+        if subprocess.run(["docker", "compose", "version"], capture_output=True, env=plain).returncode == 0:
+            return plain
+    return {name: value for name, value in start_engine().items() if not name.startswith("SOL_")}
+
+
+def config(environment: dict[str, str], *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = ["docker", "compose", "--env-file", "/dev/null", "config", *words]
+    return subprocess.run(command, cwd=ROOT, env={**environment, **variables}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_service_is_valid_without_a_dot_env(environment: dict[str, str], service: str) -> None:
+    done = config(environment, "--quiet", service)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_service_is_narrow_and_reserves_its_gpus(environment: dict[str, str]) -> None:
+    services = json.loads(config(environment, "--format", "json").stdout)["services"]
+    assert sorted(services) == sorted(SERVICES)
+    for name, service in services.items():
+        assert service["read_only"] and service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["user"] == "1000:1000" and service["image"] == f"sol-{name}", name
+        reserved = service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
+        target = Path(ROOT / "config/targets" / f"{name}.toml")
+        count = tomllib.loads(target.read_text())["hardware"].get("gpu_count", 0) if target.exists() else 0
+        assert [(device["count"], device["capabilities"]) for device in reserved] == (
+            [(count, ["gpu"])] if count else []
+        )
+        if count:
+            assert int(service["shm_size"]) == 32 * 2**30
+            assert service["ulimits"]["memlock"] == -1
+            assert {volume["target"] for volume in service["volumes"]} == {"/runs", "/weights", "/caches"}
+        else:
+            assert service["network_mode"] == "none", name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("SOL_WEIGHTS", "weights", "undefined volume weights"),
+        ("SOL_RUNS", "/runs:/x:/y:/z", "/runs:/x:/y:/z"),
+    ],
+)
+def test_a_wrong_value_gives_one_clear_line(environment: dict[str, str], name: str, value: str, says: str) -> None:
+    done = config(environment, "--quiet", **{name: value})
+    assert done.returncode != 0
+    assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -1,0 +1,290 @@
+"""The images, built and run: what they hold, what they refuse, and that they rebuild to the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import MARKER, ROOT, Docker, Done
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+GPU = ("rtx4090", "h100x4", "a100x4")
+
+
+@pytest.fixture(scope="session")
+def verify_image(docker: Docker) -> str:
+    """sol-verify; its build is given a CA bundle that holds a marker."""
+    bundle = docker.scratch / "ca.pem"
+    bundle.write_text(f"# {MARKER}\n")
+    return docker.image("verify", "--ca-bundle", bundle)
+
+
+@pytest.fixture(scope="session")
+def cpu_image(docker: Docker) -> str:
+    return docker.image("cpu")
+
+
+@pytest.fixture(scope="session")
+def volumes(docker: Docker) -> Iterator[tuple[object, ...]]:
+    """Options that mount a directory for records and a volume for caches, and the directory."""
+    runs = docker.scratch / "runs"
+    runs.mkdir()
+    runs.chmod(0o777)
+    yield ("-v", f"{runs}:/runs", "-v", "sol-test-caches:/caches")
+    docker.run("docker", "volume", "rm", "--force", "sol-test-caches")
+
+
+@pytest.fixture(scope="session")
+def finished(docker: Docker, cpu_image: str, volumes: tuple[object, ...]) -> tuple[Done, Path]:
+    """The CPU benchmark in a narrow container, and its record."""
+    done = docker.hardened(cpu_image, "benchmark", "--arm", "fullopt", options=volumes)
+    assert done.code == 0, done.output[-4000:]
+    (record,) = (path for path in (docker.scratch / "runs").iterdir() if (path / "status").exists())
+    return done, record
+
+
+def uncompressed_bytes(archive: Path) -> int:
+    """Size of an archive's layers, which are stored uncompressed."""
+    return archive.stat().st_size
+
+
+def layer_files(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """Every regular file of every layer, with its name."""
+    with tarfile.open(archive) as outer:
+        for member in outer:
+            if not member.isfile() or member.size < 1024:
+                continue
+            handle = outer.extractfile(member)
+            assert handle is not None
+            try:
+                layer = tarfile.open(fileobj=handle, mode="r:")
+            except tarfile.ReadError:  # a manifest or a configuration
+                continue
+            with layer:
+                for entry in layer:
+                    if entry.isfile():
+                        data = layer.extractfile(entry)
+                        assert data is not None
+                        yield entry.name, data.read()
+
+
+# ---------------------------------------------------------------- sol-verify
+
+
+def test_verify_is_small_and_runs_nothing(docker: Docker, verify_image: str) -> None:
+    assert uncompressed_bytes(docker.built["verify"]) <= 500e6
+    done = docker.hardened(verify_image, "benchmark", "cpu")
+    assert done.code == 10 and "needs the engine part" in done.output
+
+
+def test_verify_rebuilds_to_the_same_bytes(docker: Docker, verify_image: str) -> None:
+    again = docker.scratch / "verify-again.tar"
+    docker.build("verify", again, "--no-cache")
+    try:
+        with again.open("rb") as new, docker.built["verify"].open("rb") as old:
+            assert hashlib.file_digest(new, "sha256").digest() == hashlib.file_digest(old, "sha256").digest()
+    finally:
+        again.unlink()
+
+
+def test_no_secret_in_any_layer_of_verify(docker: Docker, verify_image: str) -> None:
+    assert_no_secret(docker, "verify", verify_image)
+
+
+def assert_no_secret(docker: Docker, target: str, image: str) -> None:
+    """Neither the marker of this session's secrets, nor a private key, nor weights, in layers or configuration."""
+    key = re.compile(rb"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----\r?\n[A-Za-z0-9+/=\r\n]{40,}")
+    found = []
+    for name, data in layer_files(docker.built[target]):
+        if MARKER.encode() in data or key.search(data) or name.endswith(".safetensors"):
+            found.append(name)
+    assert found == []
+    inspected = json.dumps(docker.inspect(image))
+    history = docker.run("docker", "history", "--no-trunc", image).output
+    assert MARKER not in inspected + history
+    names = {variable.partition("=")[0] for variable in docker.inspect(image)["Config"]["Env"]}
+    assert not {name for name in names if re.search("TOKEN|SECRET|PASSWORD|KEY", name)}
+
+
+# ---------------------------------------------------------------- sol-cpu
+
+
+def test_cpu_is_small_enough(docker: Docker, cpu_image: str) -> None:
+    assert uncompressed_bytes(docker.built["cpu"]) <= 3.6e9
+
+
+def test_the_benchmark_passes_in_a_narrow_container_and_verify_agrees(
+    docker: Docker, verify_image: str, finished: tuple[Done, Path], volumes: tuple[object, ...]
+) -> None:
+    _, record = finished
+    assert record.stat().st_uid == 12345
+    judged = docker.hardened(verify_image, "verify", f"/runs/{record.name}", "--json", options=volumes)
+    assert judged.code == 14, judged.output  # signed with a key that nobody was told to trust
+    assert "PASSED" in judged.output
+
+
+def test_the_record_names_the_image_and_what_is_in_it(
+    docker: Docker, cpu_image: str, finished: tuple[Done, Path]
+) -> None:
+    environment = json.loads((finished[1] / "environment.json").read_text())
+    sealed = docker.hardened(cpu_image, "-c", "cat /opt/sol/image/image.json", options=("--entrypoint", "/bin/sh"))
+    labels = json.loads(sealed.output)["labels"]
+    assert environment["image_digest"] == f"sha256:{hashlib.sha256(sealed.output.encode()).hexdigest()}"
+    assert environment["image_labels"] == labels and environment["differences"] == []
+    inspected = docker.inspect(cpu_image)["Config"]["Labels"]
+    kernels = {"org.sol-h3.kernels"}  # what a build could make is known after it
+    assert {name: inspected.get(name) for name in labels.keys() - kernels} == {
+        name: labels[name] for name in labels.keys() - kernels
+    }
+    assert re.fullmatch(r"[0-9a-f]{40}\+?", labels["org.opencontainers.image.revision"])
+    assert environment["source_revision"] == labels["org.opencontainers.image.revision"]
+    assert {"torch", "sglang", "sol-h3"} <= {package["name"] for package in environment["packages"]}
+    assert all(package["record_sha256"] for package in environment["packages"])
+
+
+def test_a_changed_file_is_named_by_doctor(docker: Docker, cpu_image: str) -> None:
+    change = "echo '# changed' >>/opt/sol/venv/lib/python3.11/site-packages/config/errors.py"
+    options = ("--rm", "--network", "none", "--user", "0", "--entrypoint", "/bin/sh")
+    script = f"{change}; exec /opt/sol/bin/container.sh doctor --json"
+    done = docker.run("docker", "run", *options, cpu_image, "-c", script)
+    (check,) = (check for check in json.loads(done.output[done.output.index("[") :]) if check["name"] == "image files")
+    assert check["severity"] == "warning"
+    assert check["found"].startswith("1 differ, first /opt/sol/venv/") and "config/errors.py" in check["found"]
+
+
+def test_without_a_volume_for_caches_it_says_which(docker: Docker, cpu_image: str) -> None:
+    done = docker.hardened(cpu_image)
+    assert done.code == 10
+    assert "-v sol-caches:/caches" in done.output
+
+
+def test_a_stopped_container_leaves_a_closed_record(
+    docker: Docker, cpu_image: str, volumes: tuple[object, ...], finished: tuple[Done, Path]
+) -> None:
+    name = f"{MARKER}-stopped"
+    before = set((docker.scratch / "runs").iterdir())
+    narrow = ("--read-only", "--cap-drop", "ALL", "--network", "none", "--user", "12345:12345", *volumes)
+    started = docker.run("docker", "run", "--detach", "--rm", "--name", name, *narrow, cpu_image)
+    assert started.code == 0, started.output
+    records: list[Path] = []
+    while not records and docker.left() > 60:
+        time.sleep(1)
+        records = [path for path in set((docker.scratch / "runs").iterdir()) - before if (path / "status").exists()]
+    assert docker.run("docker", "stop", "--time", "60", name).code == 0
+    (record,) = records
+    status = json.loads((record / "status").read_text())
+    assert status["state"] == "aborted" and "SIGTERM" in status["reason"]
+    assert (record / "attestation.json").exists()
+
+
+def test_sbom_lists_what_is_installed(docker: Docker, cpu_image: str) -> None:
+    done = docker.hardened(cpu_image, "-c", "cat /opt/sol/image/sbom.cdx.json", options=("--entrypoint", "/bin/sh"))
+    document = json.loads(done.output)
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.5")
+    urls = {component["purl"] for component in document["components"]}
+    assert any(url.startswith("pkg:deb/debian/ffmpeg@") for url in urls)
+    lock = (ROOT / "images/cpu/requirements.lock").read_text()
+    pinned = set(re.findall(r"^([\w.-]+)==([\w.+-]+)", lock, flags=re.MULTILINE))
+    assert len(pinned) > 80
+    assert {f"pkg:pypi/{name.lower().replace('_', '-')}@{version}" for name, version in pinned} <= urls
+
+
+def test_no_secret_in_any_layer_of_cpu(docker: Docker, cpu_image: str) -> None:
+    assert_no_secret(docker, "cpu", cpu_image)
+
+
+def test_cpu_rebuilds_to_the_same_bytes(docker: Docker, cpu_image: str) -> None:
+    if docker.left() < 420:
+        pytest.skip(f"{docker.left():.0f} s of the budget are left, too few to build sol-cpu once more")
+    again = docker.scratch / "cpu-again.tar"
+    docker.build("cpu", again, "--no-cache")
+    try:
+        with again.open("rb") as new, docker.built["cpu"].open("rb") as old:
+            assert hashlib.file_digest(new, "sha256").digest() == hashlib.file_digest(old, "sha256").digest()
+    finally:
+        again.unlink()
+
+
+# ---------------------------------------------------------------- the GPU images, with substitutes
+
+
+@pytest.fixture(scope="session")
+def substitutes(docker: Docker) -> tuple[Path, Path]:
+    """A checkout whose GPU recipes name what can be had here, and the git repositories that they name.
+
+    Replaced: torch by the CPU build, the lock by the CPU target's, Sana by a local repository with a package
+    `sol_attn`. The base image is a build argument. Everything else, the Dockerfile above all, is the released one.
+    """
+    trees = docker.scratch / "git-trees"
+    repository = trees / "sana"
+    package = repository / "techniques/sparse_backends/sol_attn"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("SUBSTITUTE = True\n")
+    git = ["git", "-C", str(repository), "-c", "user.name=test", "-c", "user.email=test@example.org"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    subprocess.run([*git, "config", "uploadpack.allowAnySHA1InWant", "true"], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+
+    tree = docker.scratch / "substitutes"
+    shutil.copytree(docker.tree, tree, symlinks=True)
+    wheels = tomllib.loads((tree / "images/cpu/image.toml").read_text())["torch"]["wheels"]
+    for name in GPU:
+        folder = tree / "images" / name
+        pinned = tomllib.loads((folder / "image.toml").read_text())
+        text = (folder / "image.toml").read_text().replace(pinned["sana"]["commit"], commit)
+        head, _, rest = text.partition("[torch]")
+        tables = "".join(
+            f'[[torch.wheels]]\nfile = "{wheel["file"]}"\nsha256 = "{wheel["sha256"]}"\nstatus = "confirmed"\n'
+            for wheel in wheels
+        )
+        torch = '[torch]\nversion = "2.13.0+cpu"\nindex = "https://download.pytorch.org/whl/cpu"\n'
+        (folder / "image.toml").write_text(head + torch + tables + "[sglang]" + rest.partition("[sglang]")[2])
+        shutil.copy(tree / "images/cpu/requirements.lock", folder / "requirements.lock")
+    return tree, trees
+
+
+@pytest.mark.parametrize("name", GPU)
+def test_a_gpu_image_started_without_a_gpu_says_so_before_any_download(
+    docker: Docker, substitutes: tuple[Path, Path], volumes: tuple[object, ...], name: str
+) -> None:
+    tree, trees = substitutes
+    image = docker.image(name, "--git-trees", trees, root=tree)
+    docker.built.pop(name).unlink()  # gigabytes
+    weights = ("--tmpfs", "/weights:mode=1777")
+    done = docker.hardened(image, options=(*volumes, *weights))
+    assert done.code == 10, done.output
+    assert f"target {name}" in done.output
+    assert "--gpus all" in done.output and "NVIDIA container toolkit" in done.output
+    assert "record /runs" not in done.output
+    source = docker.hardened(
+        image, "-c", "import sol_attn; print(sol_attn.SUBSTITUTE)", options=("--entrypoint", "/opt/sol/venv/bin/python")
+    )
+    assert source.output.strip() == "True"
+    labels = docker.hardened(image, "-c", "cat /opt/sol/image/image.json", options=("--entrypoint", "/bin/sh")).output
+    assert json.loads(labels)["labels"]["org.sol-h3.kernels"] == "skip"
+
+
+def test_a_commit_that_a_repository_does_not_have_ends_the_build(
+    docker: Docker, substitutes: tuple[Path, Path]
+) -> None:
+    tree, trees = substitutes
+    recipe = tree / "images/rtx4090/image.toml"
+    kept = recipe.read_text()
+    commit = tomllib.loads(kept)["sana"]["commit"]
+    recipe.write_text(kept.replace(commit, "0" * 39 + "1"))
+    try:
+        with pytest.raises(AssertionError, match="0000000001 could not be had from"):
+            docker.build("rtx4090", docker.scratch / "never.tar", "--git-trees", trees, root=tree)
+    finally:
+        recipe.write_text(kept)
