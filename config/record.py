@@ -5,7 +5,8 @@ Both sides read these models; `python -m config.schemas` writes them as JSON Sch
 A record is a directory:
 
     lock.json, environment.json, signer.json, benchmark.json, attestation.json, status
-    arms/<arm>/events-rank<N>.jsonl, gate-rank<N>.json, gate-rank<N>.safetensors, telemetry-gpu<N>.jsonl
+    arms/<arm>/events-rank<N>.jsonl, gate-rank<N>.json, gate-rank<N>.safetensors
+    arms/<arm>/telemetry-gpu<N>.jsonl, telemetry-host.jsonl
     arms/<arm>/sample-<n>/timing.json, out.mp4
 
 Times are seconds of a monotonic clock unless a name says otherwise; sample 0 is the warm-up. A later process that
@@ -20,6 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, TypeAdapter
 
 from config.schema import ArmName, Model, Sha256
+from config.telemetry import AnyLine
 
 SCHEMA_VERSION = 1
 DETACHABLE_SUFFIXES = (".mp4", ".safetensors")
@@ -181,6 +183,9 @@ class ArmStart(Event):
     rank: int
     seams: tuple[str, ...] = Field(strict=False)
     notes: tuple[str, ...] = Field(default=(), strict=False)
+    clock: float | None = Field(
+        default=None, description="driver: the machine's monotonic clock at t = 0, seconds; ties telemetry to events"
+    )
 
 
 class LoadEnd(Event):
@@ -569,6 +574,7 @@ MODELS: dict[str, Any] = {
     "signer": Signer,
     "environment": Environment,
     "event": AnyEvent,
+    "telemetry": AnyLine,
     "gate": GateReport,
     "timing": Timing,
     "benchmark": Benchmark,

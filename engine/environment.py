@@ -202,6 +202,10 @@ def differences(lock: Lock, gpus: tuple[Gpu, ...], sources: dict[str, str], imag
     if files := changed_files():
         out.append(f"{len(files)} files of the image were changed since its build, first {files[0]}")
     hardware = target.hardware
+    for gpu in gpus:
+        if gpu.power_limit_w and gpu.power_limit_default_w and gpu.power_limit_w < gpu.power_limit_default_w:
+            limits = f"{gpu.power_limit_w:g} of {gpu.power_limit_default_w:g} W"
+            out.append(f"the power limit of GPU {gpu.index} is lowered to {limits}")
     if hardware.kind == "cuda":
         wanted = [(hardware.gpu_name, hardware.compute_capability)] * hardware.gpu_count
         if [(gpu.name, gpu.compute_capability) for gpu in gpus] != wanted:

@@ -97,12 +97,12 @@ class EventLog:
 def _next_sequence(path: Path, source: str) -> int:
     if not path.exists():
         return 0
-    _mend_torn_line(path)
+    mend_torn_line(path)
     numbers = (json.loads(line) for line in path.read_bytes().splitlines())
     return max((event["seq"] + 1 for event in numbers if event["source"] == source), default=0)
 
 
-def _mend_torn_line(path: Path) -> None:
+def mend_torn_line(path: Path) -> None:
     """Cut a last line that a kill or a full disk left incomplete, so that the next event starts a line of its own."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1

@@ -18,13 +18,20 @@ from config.errors import GateFailed, SolError
 from config.lock import Lock
 from config.record import BENCHMARK, Outcome
 from config.schema import ArmName, Target
+from engine.cgroup import oom_kills
 from engine.evidence import RunRecord, write_model
 from engine.h3.spec import SPEC_VARIABLE, ArmSpec, RequestSpec
 from engine.summary import summarise
+from engine.telemetry import Sampler
 from engine.warden import Warden
 
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 5.0
+OUT_OF_MEMORY = (
+    "the kernel killed a process of this control group for memory (oom_kill); raise the memory limit or end what else "
+    "runs in it"
+)
+"""Told apart from a crash: both end by signal 9, and only the control group's counter knows (field report 14)."""
 
 
 class Observer(Protocol):
@@ -133,8 +140,9 @@ def run_arm(record: RunRecord, spec: ArmSpec, log: Path, warden: Warden, observe
             start_new_session=True,
         )
         warden.watch(process.pid)
-        reason = ""
+        killed_before, sampler, reason = oom_kills(), None, ""
         try:
+            sampler = Sampler(record.arm_folder(spec.arm), process.pid, spec.lock.resolved.hardware.gpu_count)
             while process.poll() is None:
                 seen = follow(record, spec.arm, seen, observer)
                 observer.tick()
@@ -146,12 +154,18 @@ def run_arm(record: RunRecord, spec: ArmSpec, log: Path, warden: Warden, observe
         finally:
             end_group(process, 0)
             code = process.wait()
+            if sampler is not None:
+                sampler.stop()
             warden.watch(0)
+            out_of_memory = oom_kills() > killed_before
             with contextlib.suppress(OSError):
-                close_arm(record, spec.arm, code, reason)
+                close_arm(record, spec.arm, code, OUT_OF_MEMORY if out_of_memory else reason)
     follow(record, spec.arm, seen, observer)
     last = [event for event in record.events(spec.arm) if event["event"] == "arm_end"][-1]
-    return ArmOutcome(arm=spec.arm, outcome=last["outcome"], reason=last["reason"])
+    said = last["reason"]
+    if out_of_memory and last["outcome"] == "error":  # the driver lived on and saw a worker end, not why
+        said = f"{said}; {OUT_OF_MEMORY}"
+    return ArmOutcome(arm=spec.arm, outcome=last["outcome"], reason=said)
 
 
 def arm_environment(spec: ArmSpec, spec_file: Path) -> dict[str, str]:

@@ -69,7 +69,7 @@ class Driver:
 
     def run(self) -> Exit:
         """Load, run every request, stop. Returns the process's exit code."""
-        self.log.write(ArmStart, arm=self.spec.arm, rank=0, seams=tuple(prepare_cpu(self.spec)))
+        self.log.write(ArmStart, arm=self.spec.arm, rank=0, seams=tuple(prepare_cpu(self.spec)), clock=STARTED)
         self.load()
         for request in self.spec.requests:
             if not self.serve(request):
