@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,9 +170,21 @@ class RunRecord:
         return folder
 
     def next_sample(self, arm: str) -> int:
-        """The first sample number that the arm has not used."""
+        """The first sample number that the arm has not used, not even for a sample that was cut."""
         numbers = [int(path.name.removeprefix("sample-")) for path in (self.path / "arms" / arm).glob("sample-*")]
+        numbers += [event["sample"] for event in self.events(arm) if "sample" in event]
         return max(numbers, default=-1) + 1
+
+    def discard_unfinished(self) -> None:
+        """Remove what a kill left half done: partial files, and the folders of samples that have no timing.json.
+
+        A record that is added to must hold nothing that has no place in a record. The events keep telling of the cut.
+        """
+        for path in self.path.rglob(".*.partial"):
+            path.unlink()
+        for folder in self.path.glob("arms/*/sample-*"):
+            if not (folder / "timing.json").is_file():
+                shutil.rmtree(folder)
 
     def events(self, arm: str, rank: int = 0) -> Iterator[dict[str, Any]]:
         """The arm's events so far; a torn last line is left out."""

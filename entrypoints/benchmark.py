@@ -206,6 +206,7 @@ def open_record(resume: Path | None, out: Path, lock: Lock, environment: Environ
             needed="the same, so that samples may stand beside each other",
             remedy="start a new run",
         )
+    record.discard_unfinished()
     record.set_status("running")
     return record
 

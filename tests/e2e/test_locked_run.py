@@ -15,8 +15,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 ARMS = ("dense", "lossless", "cache", "fullopt", "sol")
 LOSSLESS_PSNR_DB = 60.0
 """`lossless` goes through our seams with everything dense; the CPU path is then the same arithmetic."""
-ALL_EXACT_PSNR_DB = 40.0
-"""`sol` with everything routed is the same attention with another rounding: bf16 noise grows over the forwards."""
+ALL_EXACT_PSNR_DB, MARGIN_DB = 33.0, 2.0
+"""`sol` with everything routed is the same attention with another rounding, which H.264 of a noise picture amplifies.
+Measured on 2026-11-30: 34.4 dB, against 30.7 dB with tau 1 and 13.9 dB between two seeds; the bound tells them apart."""
 
 
 def test_it_passes_and_says_that_only_trust_is_missing(locked_run: Finished) -> None:
@@ -85,7 +86,9 @@ def test_sol_with_everything_routed_gives_the_frames_of_dense(sol: Sol, locked_r
     assert finished.code == 0, finished.output
     dense, sparse = locked_record / "arms/dense/sample-1/out.mp4", "arms/sol/sample-1/out.mp4"
     record = finished.record(tmp_path)
-    assert psnr(dense, record / sparse) >= ALL_EXACT_PSNR_DB
+    all_exact = psnr(dense, record / sparse)
+    assert all_exact >= ALL_EXACT_PSNR_DB
+    assert all_exact >= psnr(dense, locked_record / sparse) + MARGIN_DB
     assert benchmark(record)["arms"]["sol"]["samples"][0]["density"]["minimum"] == 1.0
     assert benchmark(record)["locked"] is False
 

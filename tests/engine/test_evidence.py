@@ -16,7 +16,7 @@ import pytest
 
 from config.errors import EnvironmentRefused
 from config.lock import resolve
-from config.record import EVENT, ArmEnd, LoadEnd, Status
+from config.record import EVENT, ArmEnd, LoadEnd, RequestStart, Status
 from engine.evidence import STATUS_BYTES, EventLog, RunRecord, write_atomically
 
 
@@ -123,6 +123,26 @@ def test_sample_numbers_go_on_where_the_arm_stopped(record: RunRecord) -> None:
     (record.arm_folder("dense") / "sample-0").mkdir()
     (record.arm_folder("dense") / "sample-11").mkdir()
     assert record.next_sample("dense") == 12
+
+
+def test_what_a_kill_left_half_done_is_discarded_before_a_record_is_added_to(record: RunRecord) -> None:
+    arm = record.arm_folder("dense")
+    for name in ("sample-0/timing.json", "sample-0/out.mp4", "sample-1/out.mp4", "sample-1/out.mp4.tmp"):
+        (arm / name).parent.mkdir(exist_ok=True)
+        (arm / name).write_bytes(b"")
+    (record.path / ".benchmark.json.7.partial").write_bytes(b"")
+    log = EventLog(arm / "events-rank0.jsonl", "driver", time.monotonic())
+    log.write(RequestStart, sample=1, phase="measured", seed=0, num_inference_steps=5)
+    record.discard_unfinished()
+    files = {path.relative_to(record.path).as_posix() for path in record.path.rglob("*") if path.is_file()}
+    assert files == {
+        "status",
+        "lock.json",
+        "arms/dense/events-rank0.jsonl",
+        "arms/dense/sample-0/timing.json",
+        "arms/dense/sample-0/out.mp4",
+    }
+    assert record.next_sample("dense") == 2
 
 
 def test_the_status_line_parses_as_its_model(record: RunRecord) -> None:
