@@ -17,7 +17,7 @@ LOSSLESS_PSNR_DB = 60.0
 """`lossless` goes through our seams with everything dense; the CPU path is then the same arithmetic."""
 ALL_EXACT_PSNR_DB, MARGIN_DB = 33.0, 2.0
 """`sol` with everything routed is the same attention with another rounding, which H.264 of a noise picture amplifies.
-Measured on 2026-11-30: 34.4 dB, against 30.7 dB with tau 1 and 13.9 dB between two seeds; the bound tells them apart."""
+Measured on 2026-11-30: 34.4 dB, against 30.7 dB with tau 1 and 13.9 dB between seeds; the bound tells them apart."""
 
 
 def test_it_passes_and_says_that_only_trust_is_missing(locked_run: Finished) -> None:
