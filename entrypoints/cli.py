@@ -62,7 +62,8 @@ def doctor(
     ] = False,
 ) -> None:
     """Check whether this machine can run a target. Exit 10 when it cannot."""
-    from entrypoints.doctor import report_health
+    with part("engine"):
+        from entrypoints.doctor import report_health
 
     with part("engine"):
         report_health(target, set_ or [], out, as_json=json_, fix_hints=fix_hints)
@@ -75,7 +76,8 @@ def synth(
     force: Annotated[bool, typer.Option("--force", help="Write it anew although it is there.")] = False,
 ) -> None:
     """Write a target's synthetic checkpoint into the cache and verify it."""
-    from entrypoints.synth import synthesise
+    with part("engine"):
+        from entrypoints.synth import synthesise
 
     with part("engine"):
         synthesise(target, set_ or [], force=force)
@@ -102,7 +104,8 @@ def fetch(
     A gated repository needs a token: HF_TOKEN_FILE names a file or a container's secret that holds it, HF_TOKEN holds
     it itself. HF_ENDPOINT names another hub. Stopped at any moment, it goes on where it was.
     """
-    from entrypoints.fetch import FetchOptions, fetch_and_print
+    with part("engine"):
+        from entrypoints.fetch import FetchOptions, fetch_and_print
 
     options = FetchOptions(
         target=target,
@@ -143,7 +146,8 @@ def benchmark(
     json_: Json = False,
 ) -> None:
     """Run a target's locked benchmark: checkpoint, gate, samples, run record, signature, verdict."""
-    from entrypoints.benchmark import BenchmarkOptions, run_benchmark
+    with part("engine"):
+        from entrypoints.benchmark import BenchmarkOptions, run_benchmark
 
     options = BenchmarkOptions(
         target=target,

@@ -99,3 +99,16 @@ def test_a_verb_whose_part_is_missing_says_how_to_get_it() -> None:
     assert finished.returncode == 10, finished.stderr
     assert "make demo" in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize("words", [("benchmark", "cpu"), ("doctor", "cpu"), ("fetch", "rtx4090")])
+def test_a_verb_without_its_part_says_which_and_how_to_get_it(words: tuple[str, ...]) -> None:
+    """sol-verify printed a traceback: the packages of the engine were missed before the message was in place."""
+    script = (
+        "import sys; sys.modules['packaging'] = sys.modules['torch'] = sys.modules['httpx'] = None\n"
+        "sys.modules['huggingface_hub'] = sys.modules['tqdm'] = None\n"
+        "from entrypoints.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+    assert done.returncode == 10, done.stderr
+    assert "this verb needs the engine part" in done.stderr and "Traceback" not in done.stderr
