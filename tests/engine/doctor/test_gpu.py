@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from config.lock import load_target
+from engine import nvml
 from engine.doctor import Severity, gpu
 from engine.doctor.check import Check
 from engine.environment import visible_gpus
 from tests.engine.nvml.machine import GIB, H100, RTX4090, VARIABLE, Machine, load
 
+RECORDING = Path(__file__).parents[1] / "nvml/h200.json"
 ONE, FOUR = load_target("rtx4090"), load_target("h100x4")
 
 
@@ -185,3 +189,37 @@ def test_a_driver_that_was_updated_under_the_kernel_asks_for_a_restart(
     play(monkeypatch, tmp_path, RTX4090, init=18)
     (check,) = gpu.check_gpus(ONE)
     assert "restart" in check.remedy
+
+
+def test_an_h200_plays_back_as_it_was_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """tests/engine/nvml/h200.json is what the real library said; through the stand-in it must come out the same."""
+    recorded = json.loads(RECORDING.read_text())
+    (board,) = recorded["boards"]
+    numbers = {
+        "name": board["name"],
+        "uuid": "GPU",
+        "capability": board["capability"],
+        "memory_total": board["memory_total"],
+        "memory_used": board["memory_used"],
+        "power_limit": int(board["power_limit"] * 1000),
+        "power_default": int(board["power_default"] * 1000),
+        "sm_clock_max": board["sm_clock_max"],
+        "sm_clock": board["sm_clock"],
+        "memory_clock_max": board["memory_clock_max"],
+        "reasons": board["reasons"],
+        "ecc": int(board["ecc"]),
+        "ecc_uncorrected": board["ecc_uncorrected"],
+        "mig": int(board["mig"]),
+        "persistence": int(board["persistence"]),
+        "virtualisation": 1,
+        "pcie_width": board["pcie_width"],
+        "pcie_width_max": board["pcie_width_max"],
+        "pcie_generation_max": board["pcie_generation_max"],
+    }
+    play(monkeypatch, tmp_path, numbers, driver=recorded["driver"])
+    with nvml.session() as binding:
+        (found,) = nvml.boards(binding)
+    expected = {**board, "uuid": found.uuid, "processes": tuple(board["processes"])}
+    assert dataclasses.asdict(found) == expected
+    checks = examined(load_target("h200"))
+    assert errors(checks) == warnings(checks) == set()

@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from config.telemetry import TELEMETRY, GpuLost, GpuSample, HostSample, TelemetryEnd, TelemetryStart, Xid
+from config.telemetry import (
+    POWER_CAP,
+    SLOWDOWN,
+    TELEMETRY,
+    GpuLost,
+    GpuSample,
+    HostSample,
+    TelemetryEnd,
+    TelemetryStart,
+    Xid,
+)
 from engine import cgroup
 from engine.telemetry import Sampler
 from tests.engine.nvml.machine import H100, RTX4090, VARIABLE, Machine, library
@@ -172,3 +182,16 @@ def test_field_report_14_oom_kills_are_counted_from_the_control_group(
     (tmp_path / "job").mkdir()
     (tmp_path / "job/memory.events").write_text("low 0\nhigh 0\nmax 4\noom 1\noom_kill 1\n")
     assert cgroup.oom_kills() == 1, "the innermost group that tells"
+
+
+def test_what_a_real_h200_left_while_it_computed() -> None:
+    """Recorded beside bf16 matrix products: the board sits at its power limit, which is no throttling."""
+    path = Path(__file__).with_name("h200-gpu0.jsonl")
+    start, *samples, end = [TELEMETRY.validate_json(line) for line in path.read_bytes().splitlines()]
+    assert (start.xid_watched, end.samples) == (True, len(samples))
+    busy = [sample for sample in samples if sample.power_w > 600]
+    assert len(busy) >= 5
+    assert all(sample.own_processes == 1 and not sample.foreign_processes for sample in busy)
+    assert any(sample.reasons & POWER_CAP for sample in busy)
+    assert not any(sample.reasons & SLOWDOWN for sample in samples)
+    assert [sample.energy_j for sample in samples] == sorted(sample.energy_j for sample in samples)
