@@ -11,10 +11,10 @@ LINT = $(PYTHON) -m ruff check . || status=1; \
 	$(PYTHON) -m mypy || status=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint setup clean
+.PHONY: help demo test lint setup images figures clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: setup ## run the CPU target: dense and full optimisation, gated, recorded, signed and verified
 	@$(VENV)/bin/sol benchmark cpu --arm dense --arm fullopt
@@ -27,6 +27,12 @@ lint: setup ## ruff and mypy
 
 setup: ## ffmpeg and the virtual environment, as far as they are missing
 	@scripts/bootstrap.sh
+
+images: ## sol-cpu and sol-verify, in the Docker engine that `docker` talks to
+	@scripts/build_image.py cpu verify
+
+figures: ## what these two images weigh, and how long a build and a start take
+	@scripts/image_figures.sh
 
 clean: ## remove the virtual environment and the caches; runs/ stays
 	rm -rf $(VENV) $(VENV).lock build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -28,26 +28,26 @@ refuse() { # reason, remedy
 say() { printf '[engine] %s\n' "$*" >&2; }
 running() { [ -S "$socket" ] && docker_ info >/dev/null 2>&1; }
 docker_() { DOCKER_HOST=unix://$socket DOCKER_CONFIG=$dir/config "$dir/programs/usr/bin/docker" "$@"; }
-apt_() { apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 "$@"; }
+export DEBIAN_FRONTEND=noninteractive
+apt_() { as_root apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=300 "$@"; }
 
-usable() { # whether the engine that the caller's docker talks to can build the images
-    command -v docker >/dev/null && docker info >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1 &&
-        docker compose version >/dev/null 2>&1
+reachable() { command -v docker >/dev/null && docker info >/dev/null 2>&1; }
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
 }
 
 need() { # program, package
     command -v "$1" >/dev/null || missing+=("$2")
 }
 
-install_helpers() {
-    local missing=()
-    need iptables iptables
-    need runc runc
-    need mmdebstrap mmdebstrap
+install_helpers() { # program ... (the package has the same name)
+    local missing=() program
+    for program in "$@"; do need "$program" "$program"; done
     [ -r "$keyring" ] || missing+=(debian-archive-keyring)
     [ ${#missing[@]} -gt 0 ] || return 0
     say "installing ${missing[*]}"
-    apt_ update && DEBIAN_FRONTEND=noninteractive apt_ install -y --no-install-recommends "${missing[@]}" >/dev/null ||
+    apt_ update && apt_ install -y --no-install-recommends "${missing[@]}" >/dev/null ||
         refuse "apt-get could not install ${missing[*]}." "Install them, or Docker itself, and try again."
 }
 
@@ -76,7 +76,12 @@ start() {
         say "running: $socket"
         return 0
     fi
-    if [ ! -e "$dir/programs/.complete" ] && usable; then
+    if reachable; then # a second one beside it would fight over the same bridge
+        docker buildx version >/dev/null 2>&1 && docker compose version >/dev/null 2>&1 ||
+            refuse "the Docker engine here has no buildx or no compose." "Install both plugins."
+        [[ $(docker info --format '{{.DriverStatus}}') == *io.containerd.snapshotter* ]] ||
+            refuse "the Docker engine here does not keep images in containerd's store, so it cannot rewrite timestamps." \
+                'Put {"features": {"containerd-snapshotter": true}} into /etc/docker/daemon.json and restart it.'
         say "using the engine that is here: $(docker info --format '{{.ServerVersion}}')"
         return 0
     fi
@@ -85,7 +90,7 @@ start() {
     command -v apt-get >/dev/null || refuse "no Docker engine is reachable, and apt-get is not here to set one up." \
         "Install Docker with buildx and compose."
     [ "$(uname -m)" = x86_64 ] || [ "$(uname -m)" = aarch64 ] || refuse "no engine is packaged for $(uname -m)."
-    install_helpers
+    install_helpers iptables runc
     unpack_engine
     echo '{"features": {"containerd-snapshotter": true}}' >"$dir/daemon.json"
     say "starting dockerd, log in $dir/log"
@@ -117,16 +122,16 @@ import_base() {
         say "$base is there"
         return 0
     fi
-    [ "$(id -u)" = 0 ] || refuse "making a base image needs root."
-    install_helpers
+    [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null || refuse "making a base image needs root, or sudo without a password."
+    install_helpers mmdebstrap
     mkdir -p "$dir"
     say "making $base with mmdebstrap"
     local exclude=() folder
     for folder in doc man locale info; do exclude+=("--dpkgopt=path-exclude=/usr/share/$folder/*"); done
-    SOURCE_DATE_EPOCH=$epoch mmdebstrap --quiet --variant=minbase --include=ca-certificates "${exclude[@]}" bookworm \
+    as_root env SOURCE_DATE_EPOCH=$epoch mmdebstrap --quiet --variant=minbase --include=ca-certificates "${exclude[@]}" bookworm \
         "$dir/base.tar" "$mirror" || refuse "mmdebstrap could not make a base from $mirror."
     docker_client import "$dir/base.tar" $base >/dev/null
-    rm -f "$dir/base.tar"
+    as_root rm -f "$dir/base.tar"
 }
 
 docker_client() { if running; then docker_ "$@"; else docker "$@"; fi; }

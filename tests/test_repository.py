@@ -522,7 +522,8 @@ def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 def test_make_without_a_target_lists_the_targets() -> None:
     out = make().stdout
-    assert {line.split()[1] for line in out.splitlines()} == {"help", "demo", "test", "lint", "setup", "clean"}
+    names = {"help", "demo", "test", "lint", "setup", "images", "figures", "clean"}
+    assert {line.split()[1] for line in out.splitlines()} == names
 
 
 def test_make_demo_sets_up_and_runs_the_published_arms() -> None:

@@ -1,29 +1,23 @@
-"""compose.yaml as `docker compose` reads it. No engine is needed, only the plugin."""
+"""compose.yaml as `docker compose` reads it, with the plugin that comes with the engine."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT, start_engine
+from .conftest import ROOT, Engine
 
 SERVICES = ("rtx4090", "h100x4", "a100x4", "cpu", "verify")
 
 
 @pytest.fixture(scope="module")
-def environment() -> dict[str, str]:
+def environment(engine: Engine) -> dict[str, str]:
     """Variables under which `docker compose` exists; nothing of the caller's own settings."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("SOL_")}
-    if shutil.which("docker"):
-        if subprocess.run(["docker", "compose", "version"], capture_output=True, env=plain).returncode == 0:
-            return plain
-    return {name: value for name, value in start_engine().items() if not name.startswith("SOL_")}
+    return {name: value for name, value in engine.environment.items() if not name.startswith("SOL_")}
 
 
 def config(environment: dict[str, str], *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
