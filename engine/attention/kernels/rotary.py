@@ -79,4 +79,5 @@ def rotary_embedding(
         positions, query, key, cos_sin_cache, query.stride(0), key.stride(0), cos_sin_cache.stride(0),
         query.shape[1] // head_size, key.shape[1] // head_size, head_size, half,
         BH=16, HALF=triton.next_power_of_2(half), num_warps=4,
+        enable_fp_fusion=False,  # fused, a product would go into its sum without having been rounded
     )  # fmt: skip
