@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -86,6 +87,13 @@ def attend(
     if plan is None:
         capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
         plan = plan_for(capability, q, k, v)
+    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():  # Triton launches on the current device
+        return _attend(q, k, v, options, out, plan)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions, out: torch.Tensor, plan: Plan
+) -> SolAttentionResult:
     tokens, heads = q.shape[1:3]
     lse = torch.empty((1, tokens, heads), dtype=torch.float32, device=q.device) if options.return_lse else None
     summaries = summarise(q, k, v, options.thresh_type)

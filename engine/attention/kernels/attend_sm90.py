@@ -338,6 +338,8 @@ def _matrix(x: torch.Tensor, layout: gl.NVMMASharedLayout) -> TensorDescriptor:
 
 def unsupported_strides(x: torch.Tensor) -> str | None:
     """Why the tensor memory accelerator cannot read x [T, H, 128] bfloat16 in place, or None when it can."""
+    if (x.shape[1] - 1) * x.stride(1) + x.shape[2] > 2**31 - 1:
+        return f"heads that span {(x.shape[1] - 1) * x.stride(1)} elements; needed: column numbers of 31 bits"
     if x.data_ptr() % 16 or x.stride(0) % 8 or (x.shape[1] > 1 and x.stride(1) % 8):
         return f"a tensor with strides {tuple(x.stride())} at address % 16 = {x.data_ptr() % 16}; needed: 16-byte steps"
     return None

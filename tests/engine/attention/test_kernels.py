@@ -182,6 +182,37 @@ def test_long_documents_have_wide_entries():
     assert lists.SHORT_BLOCKS == 1 << 12
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "message"),
+    [
+        ((38247, 56, 128), (21504, 128, 1), None),  # SGLang's views of one fused tensor
+        ((38247, 56, 128), (128, 38247 * 128, 1), None),  # head after head
+        ((500, 2, 128), (264, 132, 1), "16-byte steps"),
+        ((500, 1, 128), (128, 3, 1), None),  # the stride of a single head is never used
+        ((400_000, 56, 128), (128, 400_000 * 128, 1), "31 bits"),
+    ],
+)
+def test_which_strides_the_memory_accelerator_takes(shape, strides, message):
+    reason = attend_sm90.unsupported_strides(torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta"))
+    assert reason is None if message is None else message in reason
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (8, 0), (8, 9), (8, 6), (10, 0), (12, 0)])
+def test_plan_by_capability(capability):
+    x = torch.empty((1, 500, 3, 128), dtype=torch.bfloat16, device="meta")
+    assert kernels.plan_for(capability, x, x, x).variant == {
+        (9, 0): "sm90", (8, 0): "pointer-sm80", (8, 9): "pointer-sm89",
+    }.get(capability, "pointer")  # fmt: skip
+
+
+def test_unsupported_calls_say_why():
+    options = CASES[0].options
+    x = torch.zeros((1, 10, 1, 128), dtype=torch.bfloat16)
+    assert "CUDA device" in kernels.supports(x, x, x, options)
+    assert "bfloat16" in kernels.supports(*[x.half()] * 3, options)
+    assert "128 channels" in kernels.supports(*[x[..., :64]] * 3, options)
+
+
 # ------------------------------------------------------------------------------------------------ compiled
 
 # Shared memory that one program may have, by capability (CUDA C++ Programming Guide, technical specifications).
