@@ -23,7 +23,7 @@ from config.schema import Checkpoint
 from engine.checkpoint import access, published
 from engine.checkpoint import listing as listings
 from engine.checkpoint import marker as markers
-from engine.checkpoint.hashing import digest
+from engine.checkpoint.hashing import Digest, digest
 from engine.checkpoint.listing import Listing, RemoteFile
 from engine.checkpoint.marker import STATE
 from engine.checkpoint.store import cache_root
@@ -101,8 +101,8 @@ def fetch(checkpoint: Checkpoint, root: Path, options: Options, watch: Watch) ->
             prepare(root, wanted, seen.bad, watch)
             job = {**listings.job(checkpoint, endpoint, token), "do": "transfer"}
             before = sum(part_size(part_path(root, file)) for file in wanted)
-            download(root, wanted, job, options, stop, watch)
             markers.keep(root, cache_root(), "verified", seen.marker)
+            download(root, wanted, job, options, stop, watch)
             seen = hash_present(root, known, options, watch)
             if seen.missing or seen.bad:
                 raise CheckpointError(
@@ -197,14 +197,23 @@ def download(
         sizes = (f.bytes if f.content in finished else part_size(part_path(root, f)) for f in unique.values())
         watch.progress("fetching", sum(sizes), total)
 
+    xet_failed = threading.Event()  # after the first failure no file tries it again: each would wait for the watchdog
+    if os.environ.get("HF_HUB_DISABLE_XET", "").lower() in ("1", "true", "yes", "on"):
+        xet_failed.set()
     workers = threading.local()
     started: list[Worker] = []
+    marking = threading.Lock()
 
     def one(files: list[RemoteFile]) -> None:
         if not hasattr(workers, "mine"):
             workers.mine = Worker(stop)
             started.append(workers.mine)
-        obtain(root, files, job, options, workers.mine, stop, watch)
+        found = obtain(root, files, job, options, workers.mine, stop, watch, xet_failed)
+        with marking:  # what was hashed now is not hashed again, not even when the fetch is killed before its end
+            known = markers.read(root, cache_root())
+            entry = markers.seen(found, (root / files[0].path).stat())
+            new = markers.Marker(files={**known.files, files[0].path: entry})
+            markers.keep(root, cache_root(), "verified", new)
         finished.add(files[0].content)
 
     # Largest first: the last to end is then a small one.
@@ -234,15 +243,14 @@ def obtain(
     worker: Worker,
     stop: threading.Event,
     watch: Watch,
-) -> None:
+    xet_failed: threading.Event,
+) -> Digest:
     """One content: transferred, checked by digest, put in the places of its files by rename (copies for the others)."""
     file = files[0]
     part = part_path(root, file)
     task = {**job, "path": file.path, "bytes": file.bytes, "part": str(part), "xet_hash": file.xet_hash}
     for attempt in range(1 + REFETCHES):
-        use_xet = (
-            file.xet_hash and not attempt and os.environ.get("HF_HUB_DISABLE_XET", "").lower() not in ("1", "true")
-        )
+        use_xet = file.xet_hash and not attempt and not xet_failed.is_set()
         persist(
             worker,
             {**task, "transport": "xet" if use_xet else "http"},
@@ -251,8 +259,10 @@ def obtain(
             what=file.path,
             progress=lambda: part_size(part),
             say=watch.say,
+            fell_back=xet_failed.set,
         )
-        if part_size(part) == file.bytes and file.is_content(digest(part, git=file.sha256 is None)):
+        found = digest(part, git=file.sha256 is None)
+        if part_size(part) == file.bytes and file.is_content(found):
             break
         part.unlink(missing_ok=True)
         watch.say(f"{file.path} came with the wrong content; it is fetched again as a whole")
@@ -272,6 +282,7 @@ def obtain(
             needed="a writable directory with free space",
             remedy="free some space",
         ) from error
+    return found
 
 
 def place(root: Path, file: RemoteFile, part: Path, *, keep: bool) -> None:

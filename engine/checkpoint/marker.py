@@ -49,7 +49,7 @@ class Marker(Model):
         return Digest(seen.sha256, seen.git_oid)
 
 
-def seen(path: Path, found: Digest, before: os.stat_result) -> Seen:
+def seen(found: Digest, before: os.stat_result) -> Seen:
     """The entry of a file that was just hashed. `before`: its stat from before, so that a change meanwhile shows."""
     return Seen(
         bytes=before.st_size,

@@ -83,7 +83,7 @@ def examine(
             (out.good if file.is_content(digest) else out.bad).append(file)
             out.hashed += stat.st_size
             if file.is_content(digest):
-                entries[file.path] = markers.seen(root / file.path, digest, stat)
+                entries[file.path] = markers.seen(digest, stat)
     except OSError as error:
         raise CheckpointError(
             f"{error.filename}: {error.strerror}", needed="readable files", remedy="check the mount and its permissions"

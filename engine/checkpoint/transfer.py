@@ -116,6 +116,7 @@ def persist(
     what: str,
     progress: Callable[[], int] = lambda: 0,
     say: Callable[[str], None] = lambda text: None,
+    fell_back: Callable[[], None] = lambda: None,
 ) -> Any:
     """A job's result, after as many attempts as there is patience for.
 
@@ -123,6 +124,7 @@ def persist(
         what: the job in words, for messages.
         progress: bytes that are there by now; the patience begins anew when enough of them came.
         say: gets a line about each attempt that failed.
+        fell_back: called when Xet is given up for plain HTTP.
 
     Raises:
         CheckpointError: refused, or no attempt got on.
@@ -143,6 +145,7 @@ def persist(
             if job.get("transport") == "xet":
                 # A Xet client that stalls goes on stalling (xet-core 850); plain HTTP resumes at the same byte.
                 job = {**job, "transport": "http"}
+                fell_back()
                 say(f"{what}: Xet failed ({failure.text}); going on over HTTP")
                 continue
             if failures >= patience.attempts:

@@ -1,6 +1,7 @@
 """A hub for tests: a real HTTP server that speaks what huggingface_hub asks, and misbehaves on request.
 
-Two servers, as on the real hub: the hub itself, and a storage host that large files are redirected to.
+Two servers, as on the real hub: the hub itself, and a storage host that large files are redirected to. The hub also
+plays the chunk storage that hf_xet talks to (reconstructions, and xorbs of uncompressed chunks).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 REPO, REVISION = "MiniMaxAI/MiniMax-H3", "b" * 40
+CHUNK, CHUNK_HEADER = 40_000, 8
+"""Bytes of a chunk, and of the header before each in a xorb: version, length, scheme, unpacked length."""
 
 
 @dataclass
@@ -45,7 +48,8 @@ class Hub:
     """Files, faults and what was asked. `faults[path]` are used up one a request; `always[path]` stay."""
 
     def __init__(self, files: dict[str, bytes], *, small: tuple[str, ...] = (), xet: str = "") -> None:
-        self.files, self.small, self.xet = files, small, xet
+        self.files, self.small = files, small
+        self.xet = xet  # "": none; "serve": it works; "hang", "refuse", or a place where nobody answers
         self.faults: dict[str, list[Fault]] = {}
         self.always: dict[str, Fault] = {}
         self.asked: list[Asked] = []
@@ -93,6 +97,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.answer()
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.plain(200, {})
+
     def answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         try:
@@ -100,6 +108,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.listing()
             elif "xet-read-token" in path:
                 self.xet_token()
+            elif path.startswith("/v1/reconstructions/"):
+                self.reconstruction(path.rsplit("/", 1)[1])
+            elif path.startswith("/xorb/"):
+                self.xorb(path.rsplit("/", 1)[1])
             elif match := re.fullmatch(rf"/{REPO}/resolve/([0-9a-f]+)/(.*)", path):
                 self.resolve(match[2])
             elif path.startswith("/blob/"):
@@ -153,8 +165,46 @@ class Handler(BaseHTTPRequestHandler):
         elif self.hub.xet == "refuse":
             self.plain(500, {})
         else:
-            access = {"accessToken": "t", "exp": int(time.time()) + 3600, "casUrl": self.hub.xet}
+            place = self.hub.endpoint if self.hub.xet == "serve" else self.hub.xet
+            access = {"accessToken": "t", "exp": int(time.time()) + 3600, "casUrl": place}
             self.plain(200, {"Content-Type": "application/json"}, json.dumps(access).encode())
+
+    def by_hash(self, digest: str) -> tuple[str, bytes]:
+        return next((path, data) for path, data in self.hub.files.items() if self.hub.sha256(path) == digest)
+
+    def reconstruction(self, digest: str) -> None:
+        """Which chunks of which xorb hold a range of a file. Each file is a xorb of its own here."""
+        path, data = self.by_hash(digest)
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        self.note(f"xet {path}").start = first
+        begin, end = first // CHUNK, min(last, len(data) - 1) // CHUNK + 1
+        place = {"start": begin * (CHUNK + CHUNK_HEADER), "end": end * CHUNK_HEADER + min(end * CHUNK, len(data)) - 1}
+        span = {"start": begin, "end": end}
+        term = {"hash": digest, "unpacked_length": min(end * CHUNK, len(data)) - begin * CHUNK, "range": span}
+        info = {"range": span, "url": f"{self.hub.endpoint}/xorb/{digest}", "url_range": place}
+        answer = {"offset_into_first_range": first - begin * CHUNK, "terms": [term], "fetch_info": {digest: [info]}}
+        self.plain(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
+
+    def xorb(self, digest: str) -> None:
+        path, data = self.by_hash(digest)
+        fault = self.hub.fault(f"xorb {path}")
+        if fault is not None and fault.kind == "corrupt":
+            data = bytes(byte ^ 0xFF for byte in data)
+        pieces = [data[begin : begin + CHUNK] for begin in range(0, len(data), CHUNK)]
+        whole = b"".join(b"\0%b\0%b%b" % (*[len(piece).to_bytes(3, "little")] * 2, piece) for piece in pieces)
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        body = whole[first : last + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(whole)}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if fault is not None and fault.kind == "hang":
+            self.wfile.write(body[: fault.number])
+            self.wfile.flush()
+            self.hub.released.wait(30)
+            self.close_connection = True
+        else:
+            self.wfile.write(body)
 
     def resolve(self, path: str) -> None:
         if self.denied():

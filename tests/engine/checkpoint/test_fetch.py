@@ -101,6 +101,7 @@ def test_everything_arrives_once_and_a_second_fetch_asks_nothing(hub: Hub, root:
     assert_right(root)
     assert [file.path for file in verified.found.files] == sorted(FILES)
     assert verified.fetched == sum(map(len, FILES.values()))
+    assert verified.hashed == len(FILES[TWIN]), "what was hashed while it came is not hashed again; a copy is"
     assert told.done[-1][0] == "hashing" or told.done[-1][1] == told.done[-1][2]
     assert [asked.path for asked in hub.asked[:2]] == [INDEX, "listing"], "field report 10: one small file first"
     assert hub.asked[0].method == "HEAD"
@@ -266,8 +267,50 @@ def test_field_report_8_when_xet_fails_plain_http_takes_over(
     told = Told()
     get(hub, root, told)
     assert_right(root)
-    assert any("Xet failed" in line for line in told.lines)
+    assert len([line for line in told.lines if "Xet failed" in line]) == 1, "the next file does not try it again"
     assert any(asked.path == "xet" for asked in hub.asked)
+
+
+def test_over_xet_everything_arrives_and_the_storage_host_is_not_asked(hub: Hub, root: Path) -> None:
+    hub.xet = "serve"
+    told = Told()
+    get(hub, root, told)
+    assert_right(root)
+    assert told.lines == []
+    assert not hub.gets(BIG)
+    assert [asked.start for asked in hub.asked if asked.path == f"xet {BIG}"] == [0]
+
+
+@pytest.mark.parametrize("there", [1, 39_999, 40_000, 150_001, 299_999])
+def test_over_xet_it_goes_on_at_the_byte(hub: Hub, root: Path, there: int) -> None:
+    hub.xet = "serve"
+    part = root / ".sol-fetch/parts" / f"{hub.sha256(BIG)}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(FILES[BIG][:there])
+    verified = get(hub, root)
+    assert_right(root)
+    assert [asked.start for asked in hub.asked if asked.path == f"xet {BIG}"] == [there]
+    assert verified.fetched == sum(map(len, FILES.values())) - there
+
+
+def test_field_report_8_a_xet_transfer_that_stalls_midway_is_ended_and_http_goes_on(hub: Hub, root: Path) -> None:
+    hub.xet = "serve"
+    hub.always[f"xorb {BIG}"] = Fault("hang", 130_000)
+    told = Told()
+    get(hub, root, told)
+    assert_right(root)
+    assert any("Xet failed" in line and "in 1.5 s" in line for line in told.lines)
+    assert len(hub.gets(BIG)) == 1
+
+
+def test_field_report_9_wrong_content_over_xet_is_fetched_again_over_http(hub: Hub, root: Path) -> None:
+    hub.xet = "serve"
+    hub.always[f"xorb {BIG}"] = Fault("corrupt")
+    told = Told()
+    get(hub, root, told)
+    assert_right(root)
+    assert any("wrong content" in line for line in told.lines)
+    assert [asked.start for asked in hub.gets(BIG)] == [0]
 
 
 def test_xet_can_be_switched_off(root: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
