@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from config.errors import CheckpointError, UsageError
-from engine.checkpoint.store import cache_root
+from engine.checkpoint.store import cache_root, user_cache
 from engine.evidence import utc_now, write_atomically
 
 SECRET = Path("/run/secrets/hf_token")
@@ -35,32 +36,35 @@ def token(environ: Mapping[str, str] = os.environ) -> str | None:
                 f"HF_TOKEN_FILE names {path}, which cannot be read: {getattr(error, 'strerror', 'not text')}",
                 remedy="mount the file or secret into the container, readable by this user",
             ) from None
-        if not text or len(text.split()) != 1:
+        if named and len(text.split()) != 1:
             raise UsageError(f"{path} does not hold one token", remedy="put the token alone on its first line")
-        return text
+        if text:  # a secret that nobody filled is mounted empty
+            return text
     from huggingface_hub import get_token
 
     return environ.get("HF_TOKEN", "").strip() or get_token()
 
 
-def licence_note(repo: str) -> Path:
-    """Where an acknowledgement is kept: once for a user's cache."""
-    return cache_root() / "licences" / f"{repo.replace('/', '--')}.txt"
+def licence_notes(repo: str) -> tuple[Path, Path]:
+    """Where an acknowledgement may be kept: beside the checkpoints, or in the user's own cache."""
+    name = f"{repo.replace('/', '--')}.txt"
+    return cache_root() / "licences" / name, user_cache() / "licences" / name
 
 
 def acknowledged(repo: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the licence of a repository was acknowledged, now or before."""
-    return environ.get(ACCEPT_VARIABLE, "").lower() in ("1", "yes", "true") or licence_note(repo).is_file()
+    return environ.get(ACCEPT_VARIABLE, "").lower() in ("1", "yes", "true") or any(
+        note.is_file() for note in licence_notes(repo)
+    )
 
 
 def acknowledge(repo: str) -> None:
     """Remember the acknowledgement; a cache that cannot be written only means that the question comes again."""
-    note = licence_note(repo)
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(note, f"{utc_now()} {LICENCE.format(repo=repo)}\n".encode())
-    except OSError:
-        pass
+    for note in licence_notes(repo):
+        with contextlib.suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(note, f"{utc_now()} {LICENCE.format(repo=repo)}\n".encode())
+            return
 
 
 def require_licence(repo: str) -> None:

@@ -26,7 +26,7 @@ from engine.checkpoint import marker as markers
 from engine.checkpoint.hashing import Digest, digest
 from engine.checkpoint.listing import Listing, RemoteFile
 from engine.checkpoint.marker import STATE
-from engine.checkpoint.store import cache_root
+from engine.checkpoint.store import user_cache
 from engine.checkpoint.transfer import Patience, Worker, part_size, persist
 
 ENDPOINT = "https://huggingface.co"
@@ -83,7 +83,7 @@ def fetch(checkpoint: Checkpoint, root: Path, options: Options, watch: Watch) ->
         EnvironmentRefused: too little disk, or a directory that cannot be written.
         Interrupted: stopped; what arrived is kept and the next fetch goes on there.
     """
-    known = listings.recorded(checkpoint, root, cache_root())
+    known = listings.recorded(checkpoint, root, user_cache())
     if known is not None:  # with everything there, not even a writable directory is needed
         seen = hash_present(root, known, options, watch)
         if not seen.missing and not seen.bad:
@@ -94,14 +94,14 @@ def fetch(checkpoint: Checkpoint, root: Path, options: Options, watch: Watch) ->
     with locked(root):
         if known is None:
             known = ask_hub(checkpoint, endpoint, token, options, stop, watch)
-            markers.keep(root, cache_root(), "listing", known)
+            markers.keep(root, user_cache(), "listing", known)
         seen = hash_present(root, known, options, watch)
         wanted = seen.missing + seen.bad
         if wanted:
             prepare(root, wanted, seen.bad, watch)
             job = {**listings.job(checkpoint, endpoint, token), "do": "transfer"}
             before = sum(part_size(part_path(root, file)) for file in wanted)
-            markers.keep(root, cache_root(), "verified", seen.marker)
+            markers.keep(root, user_cache(), "verified", seen.marker)
             download(root, wanted, job, options, stop, watch)
             seen = hash_present(root, known, options, watch)
             if seen.missing or seen.bad:
@@ -144,7 +144,7 @@ def finish(
     """Everything is there: no file too many, the marker written, the part files gone."""
     if unexpected := published.surplus(root, listing):
         raise CheckpointError(f"{root / unexpected[0]} does not belong to the checkpoint", remedy="remove it")
-    markers.keep(root, cache_root(), "verified", seen.marker)
+    markers.keep(root, user_cache(), "verified", seen.marker)
     with contextlib.suppress(OSError):
         shutil.rmtree(root / STATE / "parts")
     return published.conclude(checkpoint, root, seen, [], [], fetched)
@@ -210,10 +210,10 @@ def download(
             started.append(workers.mine)
         found = obtain(root, files, job, options, workers.mine, stop, watch, xet_failed)
         with marking:  # what was hashed now is not hashed again, not even when the fetch is killed before its end
-            known = markers.read(root, cache_root())
+            known = markers.read(root, user_cache())
             entry = markers.seen(found, (root / files[0].path).stat())
             new = markers.Marker(files={**known.files, files[0].path: entry})
-            markers.keep(root, cache_root(), "verified", new)
+            markers.keep(root, user_cache(), "verified", new)
         finished.add(files[0].content)
 
     # Largest first: the last to end is then a small one.

@@ -14,7 +14,7 @@ from config.schema import Checkpoint
 from engine.checkpoint import marker as markers
 from engine.checkpoint.hashing import digests
 from engine.checkpoint.listing import Listing, RemoteFile, recorded, shipped
-from engine.checkpoint.store import cache_root, digest_files
+from engine.checkpoint.store import digest_files, user_cache
 
 
 @dataclass
@@ -53,7 +53,7 @@ def examine(
     Raises:
         CheckpointError: a file cannot be read.
     """
-    known = markers.Marker() if rehash else markers.read(root, cache_root())
+    known = markers.Marker() if rehash else markers.read(root, user_cache())
     out = Examined(marker=markers.Marker())
     entries: dict[str, markers.Seen] = {}
     unknown: list[RemoteFile] = []
@@ -115,7 +115,7 @@ def verify_published(
     Raises:
         CheckpointError: a file is missing, cut, changed or surplus.
     """
-    listing, notes, extra = recorded(checkpoint, root, cache_root()), list[str](), list[str]()
+    listing, notes, extra = recorded(checkpoint, root, user_cache()), list[str](), list[str]()
     remedy = "`sol fetch TARGET` fetches just what is missing or wrong"
     if listing is None:
         listing, missing = shipped(checkpoint, root, manifest() if entries is None else entries)
@@ -141,7 +141,7 @@ def verify_published(
             needed=f"{file.bytes} bytes with {file.content[:20]}…",
             remedy=remedy,
         )
-    markers.keep(root, cache_root(), "verified", seen.marker)
+    markers.keep(root, user_cache(), "verified", seen.marker)
     return conclude(checkpoint, root, seen, extra, notes)
 
 

@@ -23,8 +23,13 @@ CACHE_VARIABLE = "SOL_CACHE"
 
 def cache_root() -> Path:
     """Where the bundle keeps checkpoints: $SOL_CACHE, else $XDG_CACHE_HOME/sol-h3, else ~/.cache/sol-h3."""
-    if named := os.environ.get(CACHE_VARIABLE):
-        return Path(named)
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named) if named else user_cache()
+
+
+def user_cache() -> Path:
+    """Small things about checkpoints that lie where nothing can be written: $XDG_CACHE_HOME/sol-h3, else
+    ~/.cache/sol-h3."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sol-h3"
 
 

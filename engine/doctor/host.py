@@ -21,6 +21,8 @@ REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "gpfs
 VOLATILE = frozenset({"tmpfs", "overlay"})
 COMPILE_CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 RECORD_GIB = 0.1
+COMPLETE_GIB = 0.0
+"""What a checkpoint that is there still takes."""
 
 
 def check_host(target: Target, out: Path) -> Iterator[Check]:
@@ -29,13 +31,20 @@ def check_host(target: Target, out: Path) -> Iterator[Check]:
     yield writable(
         "runs directory", out, "pass --out DIR with a directory that you may write; mount one into a container"
     )
-    yield writable("cache directory", cache_root(), "set SOL_CACHE to a directory that you may write")
+    yield cache_directory(target)
     yield writable("temporary directory", Path(tempfile.gettempdir()), "set TMPDIR to a directory that you may write")
     yield from compile_caches(target)
     yield user(out)
     yield ports()
     yield processors()
     yield machine(target)
+
+
+def cache_directory(target: Target) -> Check:
+    """Where checkpoints lie must be writable only while something is missing: a complete one may be read-only."""
+    if target.checkpoint.kind == "hub" and missing_gib(target) == COMPLETE_GIB:
+        return judged("cache directory", True, "the checkpoint is complete", "complete, or writable", "")
+    return writable("cache directory", cache_root(), "set SOL_CACHE to a directory that you may write")
 
 
 def existing(path: Path) -> Path:
@@ -64,12 +73,12 @@ def missing_gib(target: Target) -> float:
     """Disk that the checkpoint still takes: the target's need less what a fetch has brought already."""
     folder = checkpoint_folder(target.checkpoint)
     if target.checkpoint.kind == "synthetic":
-        return 0.05 if folder.is_dir() else target.hardware.disk_gib
+        return COMPLETE_GIB if folder.is_dir() else target.hardware.disk_gib
     parts = [folder / target.checkpoint.partition, folder / STATE / "parts"]
     there = sum(path.stat().st_size for part in parts for path in part.rglob("*") if path.is_file())
     if there >= sum(entry.bytes for entry in manifest()):
-        return 0.05
-    return max(target.hardware.disk_gib - there / 2**30, 0.05)
+        return COMPLETE_GIB
+    return max(target.hardware.disk_gib - there / 2**30, RECORD_GIB)
 
 
 def writable(name: str, path: Path, remedy: str, *, bad: Severity = Severity.ERROR) -> Check:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from config.checkpoint import manifest
 from config.errors import Exit
 from config.lock import load_target
 from entrypoints import cli
+from entrypoints.benchmark import provide_checkpoint
+from entrypoints.progress import Progress
 from tests.engine.checkpoint.hub import Hub, serving
 
 
@@ -36,6 +39,7 @@ class PublishedHub(Hub):
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     monkeypatch.setenv("SOL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     for name in ("HF_TOKEN", "HF_TOKEN_FILE", "SOL_ACCEPT_LICENCE"):
         monkeypatch.delenv(name, raising=False)
     with serving(PublishedHub({"FL2VA/model_index.json": b"{}"})) as hub:
@@ -93,3 +97,29 @@ def test_what_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert sol(monkeypatch, "fetch", "cpu") == Exit.USAGE
     assert sol(monkeypatch, "fetch", "rtx4090", "--verify-only") == Exit.CHECKPOINT
     assert sol(monkeypatch, "fetch", "rtx4090", "--jobs", "0") == Exit.USAGE
+
+
+def test_a_benchmark_fetches_what_is_absent_and_verifies_what_is_named(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from config.checkpoint import ManifestEntry
+    from config.errors import CheckpointError
+    from engine.checkpoint.store import checkpoint_folder
+
+    entry = ManifestEntry(path="FL2VA/model_index.json", bytes=2, sha256=hub.sha256("FL2VA/model_index.json"))
+    for place in ("engine.checkpoint.fetch.manifest", "engine.checkpoint.published.manifest"):
+        monkeypatch.setattr(place, lambda: (entry,))
+    monkeypatch.setattr(PublishedHub, "tree", Hub.tree)
+    checkpoint = load_target("rtx4090").checkpoint
+    progress = Progress(Console(), ["dense"], 1, 49)
+    with pytest.raises(CheckpointError, match="licence"):
+        provide_checkpoint(checkpoint, None, progress)
+    monkeypatch.setenv("SOL_ACCEPT_LICENCE", "yes")
+    folder, found, notes = provide_checkpoint(checkpoint, None, progress)
+    assert (folder, [file.path for file in found.files], notes) == (checkpoint_folder(checkpoint), [entry.path], [])
+    own = tmp_path / "own"
+    shutil.copytree(folder / "FL2VA", own / "FL2VA")
+    assert provide_checkpoint(checkpoint, own, progress) == (own, found, [])
+    (own / entry.path).write_text("[]")
+    with pytest.raises(CheckpointError, match="is not what was published"):
+        provide_checkpoint(checkpoint, own, progress)

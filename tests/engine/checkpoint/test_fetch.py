@@ -72,6 +72,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("SOL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.setenv("SOL_ACCEPT_LICENCE", "yes")
     with serving(Hub(dict(FILES), small=SMALL)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
@@ -509,6 +510,16 @@ def test_a_token_file_that_is_not_there_or_holds_nothing_is_named(tmp_path: Path
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(UsageError, match="does not hold one token"):
         access.token({"HF_TOKEN_FILE": str(tmp_path / "empty")})
+
+
+def test_a_secret_is_taken_and_an_empty_one_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "hf_token"
+    monkeypatch.setattr(access, "SECRET", secret)
+    assert access.token({"HF_TOKEN": "hf_variable"}) == "hf_variable"
+    secret.write_text("")
+    assert access.token({"HF_TOKEN": "hf_variable"}) == "hf_variable"
+    secret.write_text("hf_secret\n")
+    assert access.token({"HF_TOKEN": "hf_variable"}) == "hf_secret"
 
 
 def test_every_failure_is_one_of_ours(hub: Hub, root: Path) -> None:

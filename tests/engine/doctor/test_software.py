@@ -146,4 +146,5 @@ def test_disk_counts_what_a_fetch_has_brought_already(tmp_path: Path, monkeypatc
     assert host.missing_gib(target) == target.hardware.disk_gib - 100
     with (folder / "FL2VA/b.safetensors").open("wb") as handle:
         handle.truncate(60 * 2**30)
-    assert host.missing_gib(target) == 0.05
+    assert host.missing_gib(target) == 0
+    assert host.cache_directory(target).found == "the checkpoint is complete"
