@@ -156,6 +156,10 @@ class Environment(Model):
     swap_total_mib: int | None = None
     shared_memory_mib: int | None = Field(default=None, description="size of /dev/shm")
     memlock_kib: int | None = Field(default=None, description="limit of locked memory; null: none")
+    compile_caches: dict[str, Literal["cold", "warm"]] = Field(
+        default_factory=dict,
+        description="by variable: whether Triton's, inductor's and CUDA's folders held anything before the run",
+    )
     warnings: tuple[str, ...] = Field(
         default=(), strict=False, description="what the doctor warned of before the run, `check: found`"
     )

@@ -10,8 +10,10 @@ import re
 import resource
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from packaging.utils import canonicalize_name
 
@@ -214,6 +216,27 @@ def differences(lock: Lock, gpus: tuple[Gpu, ...], sources: dict[str, str], imag
     return out
 
 
+def compile_cache_folders() -> dict[str, Path]:
+    """Where Triton, inductor and CUDA keep what they compiled, by the variable that says so.
+
+    Without the variable they go below the home directory (inductor: the temporary one), which a user without an entry
+    in /etc/passwd does not have.
+    """
+    home = Path(os.environ.get("HOME") or "/")
+    defaults = {
+        "TRITON_CACHE_DIR": home / ".triton",
+        "TORCHINDUCTOR_CACHE_DIR": Path(tempfile.gettempdir()) / f"torchinductor_{os.environ.get('USER', '')}",
+        "CUDA_CACHE_PATH": home / ".nv",
+    }
+    return {name: Path(os.environ.get(name) or default) for name, default in defaults.items()}
+
+
+def compile_caches() -> dict[str, Literal["cold", "warm"]]:
+    """Whether each of these folders holds anything: a cold start compiles, and its warm-up takes longer."""
+    found = {name: folder.is_dir() and any(folder.iterdir()) for name, folder in compile_cache_folders().items()}
+    return {name: "warm" if warm else "cold" for name, warm in found.items()}
+
+
 def capture(
     lock: Lock, checkpoint: CheckpointFound, extra_differences: list[str], warnings: Sequence[str] = ()
 ) -> Environment:
@@ -262,6 +285,7 @@ def capture(
         swap_total_mib=meminfo_mib("SwapTotal"),
         shared_memory_mib=shutil.disk_usage("/dev/shm").total // 2**20 if Path("/dev/shm").is_dir() else None,
         memlock_kib=memlock_kib(),
+        compile_caches=compile_caches() if cuda else {},
         warnings=tuple(warnings),
         differences=tuple([*differences(lock, gpus, sources, image_digest), *extra_differences]),
     )

@@ -115,7 +115,7 @@ def run_arms(
             write_model(record.path / BENCHMARK, summarise(record.path))
             if outcome.outcome not in ("complete", "gate_failed"):
                 raise ArmDied(
-                    f"arm {arm} ended early: {outcome.reason}",
+                    f"arm {arm} ended early {during(record, arm)}: {outcome.reason}",
                     needed="all requests done",
                     remedy=f"its output is in {logs / f'{record.path.name}-{arm}.log'}; what was finished is in the "
                     f"record, and `sol benchmark {lock.target} --resume {record.path} --arm {arm}` adds to it",
@@ -209,6 +209,21 @@ def close_arm(record: RunRecord, arm: str, code: int, reason: str) -> None:
         return
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     record.end_arm(arm, "aborted", reason or f"the arm's process {how}")
+
+
+def during(record: RunRecord, arm: str) -> str:
+    """What the arm's last process was doing: loading, or a request that did not come back."""
+    doing = "before it started"
+    for event in record.events(arm):
+        if event["source"] != "driver":
+            continue
+        if event["event"] == "arm_start":
+            doing = "while loading"
+        elif event["event"] == "request_start":
+            doing = f"in sample {event['sample']} ({event['phase']})"
+        elif event["event"] in ("load_end", "request_end"):
+            doing = "between two requests"
+    return doing
 
 
 def require_green(outcomes: Sequence[ArmOutcome]) -> None:

@@ -13,13 +13,13 @@ from config.schema import Target
 from engine.checkpoint.marker import STATE
 from engine.checkpoint.store import cache_root, checkpoint_folder
 from engine.doctor.check import Check, Severity, judged
+from engine.environment import compile_cache_folders
 from engine.h3.server_arguments import free_ports
 
 MOUNTS = Path("/proc/self/mounts")
 KERNEL_VERSION = Path("/proc/version")
 REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "gpfs", "beegfs", "9p", "afs"})
 VOLATILE = frozenset({"tmpfs", "overlay"})
-COMPILE_CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 RECORD_GIB = 0.1
 COMPLETE_GIB = 0.0
 """What a checkpoint that is there still takes."""
@@ -93,18 +93,13 @@ def writable(name: str, path: Path, remedy: str, *, bad: Severity = Severity.ERR
 
 
 def compile_caches(target: Target) -> Iterator[Check]:
-    """Where Triton, inductor and CUDA keep what they compiled: writable, local and lasting (field reports 18 and 19).
-
-    They go below the home directory by default, which a user without an entry in /etc/passwd does not have.
-    """
+    """Where Triton, inductor and CUDA keep what they compiled: writable, local, lasting (field reports 18 and 19)."""
     if target.hardware.kind != "cuda":
         return
-    home = Path(os.environ.get("HOME") or "/")
-    defaults = dict(zip(COMPILE_CACHES, (home / ".triton", Path(tempfile.gettempdir()), home / ".nv"), strict=True))
-    for variable in COMPILE_CACHES:
-        path = Path(os.environ.get(variable) or defaults[variable])
+    folders = compile_cache_folders()
+    for variable, path in folders.items():
         yield writable(variable, path, f"set {variable}, or HOME, to a directory that you may write")
-    kind = filesystem(Path(os.environ.get("TRITON_CACHE_DIR") or defaults["TRITON_CACHE_DIR"]))
+    kind = filesystem(folders["TRITON_CACHE_DIR"])
     yield judged(
         "compile caches",
         kind not in REMOTE | VOLATILE,

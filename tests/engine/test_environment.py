@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from config.lock import resolve
-from config.record import CheckpointFile, CheckpointFound
+from config.record import CheckpointFile, CheckpointFound, Gpu
 from engine import environment
 
 WEIGHTS = CheckpointFound(
@@ -55,3 +55,28 @@ def test_what_differs_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("GPUs are none, not 1x NVIDIA GeForce RTX 4090" in text for text in found)
     monkeypatch.setattr(environment, "package_differences", lambda image: ["numpy 1 (locked 2)"])
     assert any("numpy 1 (locked 2)" in text for text in environment.differences(lock, (), {}, "sha256:0"))
+
+
+def test_field_report_19_whether_the_compile_caches_were_cold_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in environment.compile_cache_folders():
+        monkeypatch.setenv(name, str(tmp_path / name))
+    (tmp_path / "TRITON_CACHE_DIR").mkdir()
+    assert set(environment.compile_caches().values()) == {"cold"}
+    (tmp_path / "TRITON_CACHE_DIR/kernel").touch()
+    assert environment.compile_caches()["TRITON_CACHE_DIR"] == "warm"
+
+
+def test_field_report_25_a_lowered_power_limit_makes_a_run_open() -> None:
+    lock = resolve("rtx4090")
+    fields = {"memory_mib": 24564, "sm_clock_max_mhz": 3105, "ecc": None, "mig": None, "uuid_sha256": "0" * 64}
+    gpu = Gpu(index=0, name="NVIDIA GeForce RTX 4090", compute_capability="8.9", power_limit_w=450.0, **fields)
+    pins = environment.sglang_pins("rtx4090")
+
+    def said(limit: float) -> list[str]:
+        board = gpu.model_copy(update={"power_limit_w": limit, "power_limit_default_w": 450.0})
+        return [text for text in environment.differences(lock, (board,), pins, "sha256:" + "1" * 64) if "power" in text]
+
+    assert said(450.0) == []
+    assert said(300.0) == ["the power limit of GPU 0 is lowered to 300 of 450 W"]

@@ -15,8 +15,9 @@ import pytest
 
 from config.errors import Exit, GateFailed
 from config.lock import load_target, resolve
-from engine.evidence import RunRecord
-from engine.run import ArmOutcome, close_arm, end_group, requests_of, require_green
+from config.record import ArmStart, LoadEnd, RequestEnd, RequestStart
+from engine.evidence import EventLog, RunRecord
+from engine.run import ArmOutcome, close_arm, during, end_group, requests_of, require_green
 from engine.warden import Warden
 
 STUBBORN = (
@@ -114,6 +115,21 @@ def test_an_arm_killed_before_its_last_event_is_closed_with_the_signal(tmp_path:
     assert [(end["outcome"], end["reason"]) for end in ends] == [
         ("aborted", "the arm's process was killed by signal 9")
     ]
+
+
+def test_field_report_17_the_error_says_in_which_request_it_happened(tmp_path: Path) -> None:
+    record = RunRecord.create(tmp_path, resolve("cpu"))
+    assert during(record, "dense") == "before it started"
+    log = EventLog(record.arm_folder("dense") / "events-rank0.jsonl", "driver", time.monotonic())
+    log.write(ArmStart, arm="dense", rank=0, seams=())
+    assert during(record, "dense") == "while loading"
+    log.write(LoadEnd, seconds=1.0)
+    for sample, phase in ((0, "warmup"), (1, "measured")):
+        log.write(RequestStart, sample=sample, phase=phase, seed=0, num_inference_steps=2)
+        assert during(record, "dense") == f"in sample {sample} ({phase})"
+        log.write(RequestEnd, sample=sample, seconds=1.0)
+        assert during(record, "dense") == "between two requests"
+    log.close()
 
 
 def test_a_process_warms_up_and_then_measures() -> None:
