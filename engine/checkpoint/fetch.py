@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from config.checkpoint import ManifestEntry, manifest
-from config.errors import CheckpointError, EnvironmentRefused
+from config.errors import CheckpointError, EnvironmentRefused, Interrupted
 from config.schema import Checkpoint
 from engine.checkpoint import access, published
 from engine.checkpoint import listing as listings
@@ -261,7 +261,7 @@ def obtain(
             say=watch.say,
             fell_back=xet_failed.set,
         )
-        found = digest(part, git=file.sha256 is None)
+        found = digest(part, git=file.sha256 is None, on_bytes=lambda count: stop_if(stop))
         if part_size(part) == file.bytes and file.is_content(found):
             break
         part.unlink(missing_ok=True)
@@ -283,6 +283,16 @@ def obtain(
             remedy="free some space",
         ) from error
     return found
+
+
+def stop_if(stop: threading.Event) -> None:
+    """End a long piece of work when the fetch is over.
+
+    Raises:
+        Interrupted: it is.
+    """
+    if stop.is_set():
+        raise Interrupted("the fetch was stopped")
 
 
 def place(root: Path, file: RemoteFile, part: Path, *, keep: bool) -> None:

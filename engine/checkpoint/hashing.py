@@ -58,14 +58,20 @@ def digests(
     Raises:
         OSError: a file cannot be read.
     """
-    lock = threading.Lock()
+    lock, over = threading.Lock(), threading.Event()
 
     def count(number: int) -> None:
+        if over.is_set():
+            raise InterruptedError("hashing was stopped")
         with lock:
             on_bytes(number)
 
-    with ThreadPoolExecutor(threads or cores()) as pool:
+    pool = ThreadPoolExecutor(threads or cores())
+    try:
         yield from pool.map(lambda path: digest(path, git=git, on_bytes=count), paths)
+    finally:  # whoever stops listening does not wait for gigabytes that are still to be read
+        over.set()
+        pool.shutdown(cancel_futures=True)
 
 
 def measure(mib: int, folder: Path) -> str:

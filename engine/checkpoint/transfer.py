@@ -172,10 +172,10 @@ def final(failure: Failure, job: dict[str, Any], what: str) -> CheckpointError |
     repo = job["repo"]
     if failure.kind == "missing":
         return CheckpointError(
-            f"{what}: not on {job['endpoint']} ({failure.text})",
+            f"{what}: not to be had from {job['endpoint']}: {failure.text}",
             needed=f"{repo} at revision {job['revision']}",
             remedy="a gated repository looks like this without a token: see `sol fetch --help`; or HF_ENDPOINT names a "
-            "mirror that lacks it",
+            "mirror that lacks it; or HF_HUB_OFFLINE is set",
         )
     token = "a token was sent" if job["token"] else "no token was sent"
     return CheckpointError(

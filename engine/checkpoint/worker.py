@@ -28,8 +28,9 @@ CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0
 class Refused(Exception):
     """A job that failed: `kind` is denied, missing, retry, disk or contract; `text` is for a human.
 
-    denied: 401 or 403. missing: 404. retry: another attempt may succeed, after `wait` seconds where the server says so.
-    disk: the part file cannot be written. contract: what came is not what a hub sends.
+    denied: 401 or 403. missing: 404, another revision, or nobody may be asked. retry: another attempt may succeed, after
+    `wait` seconds where the server says so. disk: the part file cannot be written. contract: what came is not what a
+    hub sends.
     """
 
     def __init__(self, kind: str, text: str, wait: float | None = None) -> None:
@@ -49,7 +50,7 @@ def list_partition(job: dict[str, Any]) -> list[dict[str, Any]]:
     url = hf_hub_url(job["repo"], job["probe"], revision=job["revision"], endpoint=job["endpoint"])
     metadata = get_hf_file_metadata(url, token=token, timeout=READ_SECONDS, endpoint=job["endpoint"])
     if metadata.commit_hash != job["revision"]:
-        raise Refused("contract", f"the hub serves revision {metadata.commit_hash} instead of {job['revision']}")
+        raise Refused("missing", f"it serves revision {metadata.commit_hash} instead of {job['revision']}")
     api = HfApi(endpoint=job["endpoint"], token=token, library_name="sol-h3")
     tree = api.list_repo_tree(job["repo"], job["partition"], recursive=True, revision=job["revision"])
     return [
@@ -150,6 +151,8 @@ def refusal(error: Exception) -> Refused:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if type(error).__name__ == "OfflineModeIsEnabled":
+        return Refused("missing", "HF_HUB_OFFLINE is set, so nothing was asked")
     if status in (401, 403):
         return Refused("denied", f"HTTP {status}")
     if status in (404, 410):

@@ -9,7 +9,7 @@ from typing import Any
 from config.canonical import sha256_bytes
 from config.telemetry import GpuSample
 from engine import nvml
-from engine.telemetry.host import MIB, members
+from engine.telemetry.host import MIB, belongs
 
 
 class GpuWatcher:
@@ -83,9 +83,9 @@ class GpuWatcher:
     def _processes(self, running: Any) -> tuple[int | None, int | None, int | None]:
         if running is None:
             return None, None, None
-        mine, own, foreign, hidden = set(members(self._session)), 0, 0, 0
+        own = foreign = hidden = 0
         for process in running:
-            if process.pid in mine:
+            if belongs(process.pid, self._session):
                 own += 1
             elif process.pid != os.getpid() and Path(f"/proc/{process.pid}").exists():
                 foreign += 1

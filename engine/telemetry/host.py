@@ -27,6 +27,18 @@ def members(session: int) -> list[int]:
     return out
 
 
+def belongs(pid: int, session: int) -> bool:
+    """Whether a process is of a session, or descends from one that is: a worker may begin a session of its own."""
+    while pid > 1:
+        try:
+            if os.getsid(pid) == session:
+                return True
+            pid = int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            return False
+    return False
+
+
 class HostWatcher:
     """Keeps the counters of the last look, so that a sample holds what happened since."""
 

@@ -393,6 +393,42 @@ def test_killed_at_random_moments_it_goes_on_at_the_byte(hub: Hub, root: Path, t
     assert len([asked for asked in hub.asked if asked.path == "listing"]) == 1
 
 
+def test_interrupted_it_ends_at_once_with_130_and_keeps_what_arrived(hub: Hub, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.tsv").write_text(
+        "path\tbytes\tsha256\n" + "".join(f"{e.path}\t{e.bytes}\t{e.sha256}\n" for e in entries(hub))
+    )
+    script = (
+        "import sys; from pathlib import Path; from config.checkpoint import parse\n"
+        "from config.errors import SolError; from config.schema import Checkpoint\n"
+        "from engine.checkpoint.fetch import Options, Silent, fetch\n"
+        "from entrypoints.benchmark import interrupts_raise\n"
+        "try:\n  with interrupts_raise():\n"
+        f"    fetch(Checkpoint(kind='hub', repo={REPO!r}, revision={REVISION!r}), Path(sys.argv[1]),"
+        " Options(jobs=2, entries=parse(Path(sys.argv[2]).read_text())), Silent())\n"
+        "except SolError as error: sys.exit(int(error.exit_code))\n"
+    )
+    hub.bytes_a_second = 100_000
+    part = root / ".sol-fetch/parts" / f"{hub.sha256(BIG)}.part"
+    process = subprocess.Popen([sys.executable, "-c", script, str(root), str(tmp_path / "list.tsv")])
+    while not (part.exists() and part.stat().st_size > 10_000):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == Exit.INTERRUPTED
+    size = part.stat().st_size
+    hub.bytes_a_second = 0
+    get(hub, root)
+    assert_right(root)
+    assert [asked.start for asked in hub.gets(BIG)] == [0, size]
+
+
+def test_offline_mode_is_told_at_once(hub: Hub, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
+        get(hub, root)
+    assert not hub.asked
+
+
 def test_a_file_that_rotted_on_disk_is_fetched_again_alone(hub: Hub, root: Path) -> None:
     get(hub, root)
     rotten = bytearray(FILES[BIG])

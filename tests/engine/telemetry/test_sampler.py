@@ -25,6 +25,7 @@ from config.telemetry import (
 )
 from engine import cgroup
 from engine.telemetry import Sampler
+from engine.telemetry.host import belongs, members
 from tests.engine.nvml.machine import H100, RTX4090, VARIABLE, Machine, library
 
 Play = Callable[..., Machine]
@@ -120,6 +121,21 @@ def test_foreign_and_hidden_processes_xid_and_loss_are_written_down(
     (lost,) = of(tmp_path, "gpu0", GpuLost)
     assert "lost" in lost.reason
     assert isinstance(lines(tmp_path, "gpu0")[-1], TelemetryEnd)
+
+
+def test_a_worker_in_a_session_of_its_own_is_still_the_arms() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
+    inner = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    arm = subprocess.Popen([sys.executable, "-c", code, inner], start_new_session=True, stdout=subprocess.PIPE)
+    assert arm.stdout is not None
+    worker = int(arm.stdout.readline())
+    try:
+        assert worker not in members(arm.pid)
+        assert belongs(worker, arm.pid) and belongs(arm.pid, arm.pid)
+        assert not belongs(os.getpid(), arm.pid) and not belongs(2**22 - 1, arm.pid)
+    finally:
+        os.kill(worker, 9)
+        arm.wait()
 
 
 def test_without_nvml_the_file_says_so(tmp_path: Path, arm: subprocess.Popen[bytes]) -> None:
