@@ -28,9 +28,9 @@ CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0
 class Refused(Exception):
     """A job that failed: `kind` is denied, missing, retry, disk or contract; `text` is for a human.
 
-    denied: 401 or 403. missing: 404, another revision, or nobody may be asked. retry: another attempt may succeed, after
-    `wait` seconds where the server says so. disk: the part file cannot be written. contract: what came is not what a
-    hub sends.
+    denied: 401 or 403. missing: 404, another revision, or nobody may be asked. retry: another attempt may succeed,
+    after `wait` seconds where the server says so. disk: the part file cannot be written. contract: what came is not
+    what a hub sends.
     """
 
     def __init__(self, kind: str, text: str, wait: float | None = None) -> None:
