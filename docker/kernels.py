@@ -20,16 +20,19 @@ from pathlib import Path
 def build(recipe: dict, destination: Path) -> list[str]:
     """Compile every kernel; returns the files. Raises whatever the compiler says."""
     os.environ["TVM_FFI_CACHE_DIR"] = str(destination)
+    os.environ["SGLANG_DIFFUSION_PLATFORM_OVERRIDE"] = "cpu"  # the machine that builds has no GPU to find
     major, minor = map(int, recipe["gpu"]["arch_list"].split("."))
+
+    import torch
 
     from engine.h3 import cpu
 
-    cpu.declare_torchvision_operators()  # harmless where torchvision's own load
+    if torch.version.cuda is None:
+        cpu.declare_torchvision_operators()
 
     import sglang.kernels.ops.activation.activation as activation
     import sglang.kernels.ops.diffusion.qknorm_rope as qknorm_rope
     import sglang.kernels.ops.layernorm.norm as norm
-    import torch
     from sglang.kernels.jit.utils import override_jit_cuda_arch
 
     bf16 = torch.bfloat16

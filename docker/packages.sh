@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs packages of the base's own archive, from the dated snapshot in APT_SNAPSHOT where one is named, and leaves behind
-# nothing that differs from one build to the next: no lists, logs or linker caches.
+# nothing that differs from one build to the next: no lists, logs, linker or font caches.
 set -eu
 
 ca=/run/secrets/ca_bundle
@@ -37,5 +37,5 @@ if [ -d /tmp/apt-kept ]; then
     mv /tmp/apt-kept/* /etc/apt/
 fi
 rm -rf /etc/apt/apt.conf.d/99-build-ca /tmp/apt-kept /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/apt/archives/*.deb \
-    /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/log/apt /var/log/*.log
+    /var/cache/ldconfig/aux-cache /var/cache/fontconfig/* /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/log/apt /var/log/*.log
 find / -xdev -name __pycache__ -type d -path '/usr/*' -prune -exec rm -rf {} +

@@ -15,5 +15,6 @@ esac
 if ls /wheels/*.whl >/dev/null 2>&1; then
     set -- --no-index --find-links /wheels "$@"
 fi
-export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_RETRIES=5
+# pip runs in the environment's Python, whose byte code would hold the time of this build.
+export PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_RETRIES=5
 exec /build/pip/bin/python -m pip --python "$python" install --quiet --no-deps --no-compile "$@"

@@ -36,6 +36,8 @@ def verifying_side() -> None:
 
 def running_side(target: str) -> None:
     """SGLang's MiniMax-H3 path imports from the pinned files, and ffmpeg can write H.264."""
+    import torch
+
     from config.lock import load_target
     from engine.environment import package_differences, sglang_pins, sglang_sources
     from engine.h3 import cpu
@@ -50,7 +52,8 @@ def running_side(target: str) -> None:
         raise SystemExit(f"{len(changed)} of {len(pins)} SGLang sources are not the pinned ones: {changed[:3]}")
     if wrong := package_differences(recipe):
         raise SystemExit(f"packages differ from the lock: {wrong[:5]}")
-    cpu.declare_torchvision_operators()
+    if torch.version.cuda is None:  # torchvision's own operators do not load beside a CPU build
+        cpu.declare_torchvision_operators()
     for name in H3:
         importlib.import_module(name)
 

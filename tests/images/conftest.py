@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import tomllib
 import uuid
@@ -47,7 +48,7 @@ class Docker:
     tree: Path
     wheels: Path
     deadline: float
-    built: dict[str, Path] = field(default_factory=dict)
+    built: set[str] = field(default_factory=set)
 
     def left(self) -> float:
         return self.deadline - time.monotonic()
@@ -69,24 +70,44 @@ class Docker:
         )
         return Done(done.returncode, done.stdout, time.monotonic() - begun)
 
-    def build(self, target: str, archive: Path, *options: object, root: Path | None = None) -> Done:
-        """Build one image into an OCI archive with the project's own script, on the base that was made here."""
+    def build(self, target: str, *options: object, root: Path | None = None) -> Done:
+        """Build one image with the project's own script, on the base that was made here."""
         script = [sys.executable, ROOT / "scripts/build_image.py", target, "--root", root or self.tree]
-        script += ["--local-base", "--wheels", self.wheels, "--progress", "plain", "--oci", archive]
-        done = self.run(*script, *options)
+        done = self.run(*script, "--local-base", "--wheels", self.wheels, "--progress", "plain", *options)
         assert done.code == 0, done.output[-4000:]
         return done
 
     def image(self, target: str, *options: object, root: Path | None = None) -> str:
-        """The name of a built and loaded image; built on first use."""
+        """The name of an image in the engine; built on first use."""
         if target not in self.built:
-            archive = self.scratch / f"{target}.tar"
-            self.build(target, archive, *options, root=root)
-            loaded = self.run("docker", "load", "--quiet", "--input", archive)
-            assert loaded.code == 0, loaded.output
-            self.run("docker", "tag", loaded.output.rsplit(" ", 1)[1].strip(), f"sol-{target}:test")
-            self.built[target] = archive
-        return f"sol-{target}:test"
+            self.build(target, *options, root=root)
+            self.built.add(target)
+        return f"sol-{target}"
+
+    def uncompressed_bytes(self, image: str) -> int:
+        """What the files of an image take on a disk."""
+        options = ("--rm", "--user", "0", "--network", "none", "--entrypoint", "du")
+        return 1024 * int(self.run("docker", "run", *options, image, "-sxk", "/").output.split()[-2])
+
+    def layer_files(self, image: str) -> Iterator[tuple[str, bytes]]:
+        """Every regular file of every layer, with its name."""
+        process = subprocess.Popen(["docker", "save", image], env=self.environment, stdout=subprocess.PIPE)
+        layers = 0
+        with process, tarfile.open(fileobj=process.stdout, mode="r|") as outer:
+            for member in outer:
+                handle = outer.extractfile(member) if member.isfile() and member.size >= 1024 else None
+                if handle is None:
+                    continue
+                try:
+                    layer = tarfile.open(fileobj=handle, mode="r|")
+                except tarfile.ReadError:  # a manifest or a configuration
+                    continue
+                layers += 1
+                for entry in layer:
+                    data = layer.extractfile(entry) if entry.isfile() else None
+                    if data is not None:
+                        yield entry.name, data.read()
+        assert process.returncode == 0 and layers > 3
 
     def hardened(self, image: str, *words: object, options: tuple[object, ...] = ()) -> Done:
         """`docker run` as the compose file does it: a user of no name, nothing writable but volumes, no network."""
