@@ -327,4 +327,6 @@ def locked(root: Path) -> Iterator[None]:
             raise EnvironmentRefused(
                 f"another `sol fetch` is writing to {root}", remedy="wait for its end, then type the command again"
             ) from None
+        except OSError:  # a network file system without locks
+            pass
         yield

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +51,15 @@ def cores() -> int:
 
 
 def digests(
-    paths: Iterable[Path], *, git: bool = False, threads: int = 0, on_bytes: Callable[[int], None] = lambda count: None
+    paths: Iterable[Path],
+    *,
+    git: Container[Path] = (),
+    threads: int = 0,
+    on_bytes: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Digest]:
     """Digest files side by side (OpenSSL works without the interpreter's lock), in the order given.
+
+    `git` holds the paths whose git object id is wanted as well.
 
     Raises:
         OSError: a file cannot be read.
@@ -68,7 +74,7 @@ def digests(
 
     pool = ThreadPoolExecutor(threads or cores())
     try:
-        yield from pool.map(lambda path: digest(path, git=git, on_bytes=count), paths)
+        yield from pool.map(lambda path: digest(path, git=path in git, on_bytes=count), paths)
     finally:  # whoever stops listening does not wait for gigabytes that are still to be read
         over.set()
         pool.shutdown(cancel_futures=True)

@@ -77,7 +77,7 @@ def examine(
             done += number
             on_hash(done, total)
 
-        git = any(file.sha256 is None for file in unknown)
+        git = {root / file.path for file in unknown if file.sha256 is None}
         found = digests([root / file.path for file in unknown], git=git, on_bytes=count)
         for file, stat, digest in zip(unknown, before, found, strict=True):
             (out.good if file.is_content(digest) else out.bad).append(file)

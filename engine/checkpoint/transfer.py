@@ -17,6 +17,8 @@ from typing import Any
 from config.errors import CheckpointError, EnvironmentRefused, Interrupted
 
 POLL_SECONDS = 0.1
+START_SECONDS = 120.0
+"""For a worker to load its libraries, from a slow disk at worst. The watchdog's time begins after that."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Worker:
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
 
     def ask(self, job: dict[str, Any], patience: Patience, progress: Callable[[], int]) -> Any:
         """Give it one job and wait for the answer.
@@ -63,19 +66,21 @@ class Worker:
         """
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
+        if not self._ready:
+            self._await(process, lambda waited: waited > START_SECONDS, "did not start")
+            self._ready = process.stdout.readline() == b"ready\n"
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
-        mark, marked = progress(), time.monotonic()
-        while not select.select([process.stdout], [], [], POLL_SECONDS)[0]:
-            if self._stop.is_set():
-                self.close()
-                raise Interrupted("the fetch was stopped")
+        mark, marked = progress(), 0.0
+
+        def stalled(waited: float) -> bool:
+            nonlocal mark, marked
             if (now := progress()) - mark >= patience.stall_bytes:
-                mark, marked = now, time.monotonic()
-            elif time.monotonic() - marked > patience.stall_seconds:
-                self.close()
-                raise Failure("stalled", f"{now - mark} bytes came in {patience.stall_seconds:g} s")
+                mark, marked = now, waited
+            return waited - marked > patience.stall_seconds
+
+        self._await(process, stalled, f"too few bytes came in {patience.stall_seconds:g} s")
         line = process.stdout.readline()
         if not line:
             self.close()
@@ -85,8 +90,26 @@ class Worker:
             raise Failure(answer["refused"], answer["text"], answer["wait"])
         return answer["result"]
 
+    def _await(self, process: subprocess.Popen[bytes], hopeless: Callable[[float], bool], text: str) -> None:
+        """Wait until the process says something. Asks again and again, with the seconds waited, whether to go on.
+
+        Raises:
+            Failure: it is hopeless; the process was ended.
+            Interrupted: `stop` was set.
+        """
+        assert process.stdout is not None
+        began = time.monotonic()
+        while not select.select([process.stdout], [], [], POLL_SECONDS)[0]:
+            if self._stop.is_set():
+                self.close()
+                raise Interrupted("the fetch was stopped")
+            if hopeless(time.monotonic() - began):
+                self.close()
+                raise Failure("stalled", text)
+
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
+            self._ready = False
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "engine.checkpoint.worker"],
                 stdin=subprocess.PIPE,

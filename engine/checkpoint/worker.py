@@ -11,8 +11,10 @@ a part file only ever holds a prefix of its file, written in order, whatever the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import importlib
 import json
 import os
 import queue
@@ -69,7 +71,8 @@ def list_partition(job: dict[str, Any]) -> list[dict[str, Any]]:
 def transfer(job: dict[str, Any]) -> None:
     """Append to a part file until it has the job's size. Bytes that are there already are not asked for again."""
     with open(job["part"], "ab", buffering=0) as part:
-        fcntl.flock(part, fcntl.LOCK_EX)  # a worker of a killed parent may still be writing its last chunk
+        with contextlib.suppress(OSError):  # a network file system without locks
+            fcntl.flock(part, fcntl.LOCK_EX)  # a worker of a killed parent may still be writing its last chunk
         offset = os.fstat(part.fileno()).st_size
         if offset > job["bytes"]:
             part.truncate(0)
@@ -197,7 +200,12 @@ def do(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Answer jobs until standard input closes."""
+    """Say that the libraries are loaded, then answer jobs until standard input closes."""
+    for library in ("huggingface_hub", "httpx", "hf_xet"):
+        with contextlib.suppress(ImportError):  # the job that needs it says so
+            importlib.import_module(library)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     for job in jobs():
         try:
             answer: dict[str, Any] = {"result": do(job)}
