@@ -81,9 +81,12 @@ def command(root: Path, arguments: argparse.Namespace) -> tuple[list[str], dict[
             out += ["--set", f"{name}.labels.{label}={value}"]
         for context, folder in (("wheels", arguments.wheels), ("git-trees", arguments.git_trees)):
             out += ["--set", f"{name}.contexts.{context}={folder.absolute()}"] if folder else []
-        kind = "compression=uncompressed,force-compression=true,rewrite-timestamp=true"
-        where = f"type=oci,dest={arguments.oci.absolute()}" if arguments.oci else f"type=image,unpack=true,name={name}"
-        out += ["--set", f"{name}.output={where},{kind}"]
+        # BuildKit rewrites timestamps for an archive alone: an image that it unpacks for use keeps those of the build.
+        kind = "compression=uncompressed,force-compression=true"
+        where = f"type=image,unpack=true,name={name},{kind}"
+        if arguments.oci:
+            where = f"type=oci,dest={arguments.oci.absolute()},{kind},rewrite-timestamp=true"
+        out += ["--set", f"{name}.output={where}"]
     return [*out, *(f"sol-{target}" for target in arguments.targets)], variables
 
 
