@@ -212,11 +212,20 @@ class Measure(Setting):
     min_samples: int = Field(ge=1)
 
 
+class Expected(Setting):
+    """About how long the parts of an arm take, seconds: what the time left is guessed from until parts were timed."""
+
+    load: float = Field(default=60, gt=0, description="from the arm's start to a ready pipeline")
+    forward: float = Field(default=1, gt=0, description="one DiT forward")
+    request: float = Field(default=10, gt=0, description="the rest of a request: text encoding, decoding, mux")
+
+
 class Defaults(Setting):
     """What `sol benchmark` does when the command line is silent. Not part of the lock: it changes no sample."""
 
     arms: tuple[ArmName, ...] = Field(min_length=1, strict=False)
     samples: int = Field(ge=1)
+    expected: Expected = Expected()
 
 
 class Target(Setting):

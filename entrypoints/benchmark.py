@@ -81,7 +81,7 @@ def run_benchmark(options: BenchmarkOptions) -> Exit:
 
     with (
         interrupts_raise(),
-        Progress(console, arms, samples, target.request.forwards) as progress,
+        Progress(console, arms, samples, target.request.forwards, target.defaults.expected) as progress,
     ):
         progress.part("checkpoint")
         folder, weights, notes = provide_checkpoint(target.checkpoint, options.checkpoint, progress)

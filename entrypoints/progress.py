@@ -11,28 +11,62 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from config.schema import Expected
+
 LINE_SECONDS = 10.0
-LOAD_UNITS = 20.0
-"""Loading weighs about as much as this many forwards, until the first load was timed."""
-REQUEST_UNITS = 10.0
-"""Text encoding, decoding and mux of a request, in forwards, likewise."""
+
+
+class Pace:
+    """Seconds left of a run, from what its parts were expected to take and how much longer they took so far."""
+
+    def __init__(self, arm_seconds: float, arms: int) -> None:
+        self._arm_seconds, self._arms = arm_seconds, arms
+        self._expected_left = self._total = arm_seconds * arms
+        self._expected_done = self._took = 0.0
+        self._since: float | None = None
+
+    def start(self, now: float) -> None:
+        """A part begins."""
+        self._since = now
+
+    def finish(self, expected: float, now: float) -> None:
+        """The running part, expected to take `expected` seconds, ended; the next begins."""
+        self._took += now - (now if self._since is None else self._since)
+        self._expected_done += expected
+        self._expected_left = max(self._expected_left - expected, 0.0)
+        self._since = now
+
+    def finish_arm(self, now: float) -> None:
+        """An arm ended, with or without all its parts."""
+        self._arms -= 1
+        self._expected_left = self._arm_seconds * self._arms
+        self._since = now
+
+    def left(self, now: float) -> float:
+        """Seconds left, at least 0."""
+        pace = self._took / self._expected_done if self._expected_done else 1.0
+        running = 0.0 if self._since is None else now - self._since
+        return max(self._expected_left * pace - running, 0.0)
+
+    def share(self) -> float:
+        """How much of the run is done, 0 to 1."""
+        return 1.0 - self._expected_left / self._total if self._total else 1.0
 
 
 class Progress:
-    """Follows the events of a run. The estimate is elapsed time over the share of units done, hence rough at first."""
+    """Follows the events of a run; the time left is a guess at first and gets better with every part that ended."""
 
-    def __init__(self, console: Console, arms: Sequence[str], samples: int, forwards: int) -> None:
+    def __init__(
+        self, console: Console, arms: Sequence[str], samples: int, forwards: int, expected: Expected | None = None
+    ) -> None:
         self._console, self._arms = console, list(arms)
-        self._forwards, self._requests = forwards, samples + 1
+        self._expected = expected or Expected()
+        request = forwards * self._expected.forward + self._expected.request
+        self._pace = Pace(self._expected.load + (samples + 1) * request, len(self._arms))
         self._began = self._last_line = time.monotonic()
-        self._finished_units = self._units = 0.0
         self._what = "starting"
         self._live: Live | None = None
         self._bytes = ByteRate()
-
-    @property
-    def _arm_units(self) -> float:
-        return LOAD_UNITS + self._requests * (self._forwards + REQUEST_UNITS)
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal:
@@ -67,6 +101,7 @@ class Progress:
 
     def on_arm(self, arm: str) -> None:
         """An arm is about to start."""
+        self._pace.start(time.monotonic())
         self._what = f"{self._place(arm)}: starting"
         self._say()
 
@@ -80,32 +115,27 @@ class Progress:
         if kind == "arm_start" and source == "driver":
             self._what = f"{place}: loading"
         elif kind == "load_end":
-            self._units = LOAD_UNITS
+            self._pace.finish(self._expected.load, time.monotonic())
         elif kind == "request_start" and source == "driver":
             self._what = f"{place}: {event['phase']} sample {event['sample']}, text encoding"
         elif kind == "step":
-            self._units += 1
+            self._pace.finish(self._expected.forward, time.monotonic())
             self._what = f"{place}: sample {event['sample']}, forward {event['step'] + 1}"
         elif kind == "request_end" and source == "worker":
             self._what = f"{place}: sample {event['sample']}, decoding"
         elif kind == "request_end":
-            self._units += REQUEST_UNITS
+            self._pace.finish(self._expected.request, time.monotonic())
         elif kind == "gate":
             self._console.print(f"{place}: Real-QKV gate {'green' if event['passed'] else 'RED'}")
         elif kind == "arm_end":
-            self._finished_units += self._arm_units
-            self._units = 0.0
+            self._pace.finish_arm(time.monotonic())
             self._what = f"{place}: {event['outcome']}"
             self._say()
 
-    def _share(self) -> float:
-        total = self._arm_units * len(self._arms)
-        return min((self._finished_units + self._units) / total, 1.0) if total else 0.0
-
     def _line(self) -> Text:
-        share, elapsed = self._share(), time.monotonic() - self._began
-        left = f"about {clock(elapsed / share - elapsed)} left" if share > 0.02 else "time left not known yet"
-        return Text(f"[{clock(elapsed)}] {share:4.0%}  {self._what}; {left}")
+        now = time.monotonic()
+        left = f"about {clock(self._pace.left(now))} left"
+        return Text(f"[{clock(now - self._began)}] {self._pace.share():4.0%}  {self._what}; {left}")
 
     def _say(self) -> None:
         if self._live is None:
