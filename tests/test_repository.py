@@ -523,7 +523,7 @@ def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 def test_make_without_a_target_lists_the_targets() -> None:
     out = make().stdout
-    names = {"help", "demo", "test", "lint", "setup", "images", "figures", "clean"}
+    names = {"help", "demo", "test", "test-images", "lint", "setup", "images", "figures", "clean"}
     assert {line.split()[1] for line in out.splitlines()} == names
 
 
