@@ -4,6 +4,7 @@ each."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -86,8 +87,10 @@ class EventLog:
         elapsed = round(time.monotonic() - self._started, 6)
         event = kind(t=elapsed, seq=self._sequence, source=self._source, **fields)
         line = event.model_dump_json().encode() + b"\n"
+        before = os.fstat(self._descriptor).st_size
         if (written := os.write(self._descriptor, line)) != len(line):
-            raise OSError(f"event of {len(line)} bytes: {written} were written")
+            os.ftruncate(self._descriptor, before)  # a torn line would swallow the next one
+            raise OSError(errno.ENOSPC, f"event of {len(line)} bytes: {written} were written")
         self._sequence += 1
 
     def close(self) -> None:

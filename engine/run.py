@@ -161,7 +161,13 @@ def run_arm(record: RunRecord, spec: ArmSpec, log: Path, warden: Warden, observe
             with contextlib.suppress(OSError):
                 close_arm(record, spec.arm, code, OUT_OF_MEMORY if out_of_memory else reason)
     follow(record, spec.arm, seen, observer)
-    last = [event for event in record.events(spec.arm) if event["event"] == "arm_end"][-1]
+    last = next(
+        reversed([event for event in record.events(spec.arm) if event["event"] in ("arm_start", "arm_end")]), {}
+    )
+    if last.get("event") != "arm_end":  # not even close_arm could write one
+        return ArmOutcome(
+            arm=spec.arm, outcome="aborted", reason="its last event could not be written; the disk is full"
+        )
     said = last["reason"]
     if out_of_memory and last["outcome"] == "error":  # the driver lived on and saw a worker end, not why
         said = f"{said}; {OUT_OF_MEMORY}"

@@ -109,6 +109,21 @@ def test_kill_9_at_any_moment_leaves_whole_lines(tmp_path: Path) -> None:
     assert numbers == list(range(len(numbers)))
 
 
+def test_a_line_that_a_full_disk_cut_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "events-rank0.jsonl"
+    log = EventLog(path, "driver", time.monotonic())
+    log.write(LoadEnd, seconds=1.0)
+    whole = path.read_bytes()
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:10]))
+        with pytest.raises(OSError, match="10 were written"):
+            log.write(LoadEnd, seconds=2.0)
+    assert path.read_bytes() == whole
+    log.write(ArmEnd, outcome="complete")
+    assert [json.loads(line)["seq"] for line in path.read_bytes().splitlines()] == [0, 1]
+
+
 def test_an_arm_that_could_not_end_itself_gets_an_end(record: RunRecord) -> None:
     path = record.arm_folder("dense") / "events-rank0.jsonl"
     EventLog(path, "driver", time.monotonic() - 5).write(LoadEnd, seconds=5.0)
