@@ -161,13 +161,10 @@ def run_arm(record: RunRecord, spec: ArmSpec, log: Path, warden: Warden, observe
             with contextlib.suppress(OSError):
                 close_arm(record, spec.arm, code, OUT_OF_MEMORY if out_of_memory else reason)
     follow(record, spec.arm, seen, observer)
-    last = next(
-        reversed([event for event in record.events(spec.arm) if event["event"] in ("arm_start", "arm_end")]), {}
-    )
-    if last.get("event") != "arm_end":  # not even close_arm could write one
-        return ArmOutcome(
-            arm=spec.arm, outcome="aborted", reason="its last event could not be written; the disk is full"
-        )
+    bounds = [event for event in record.events(spec.arm) if event["event"] in ("arm_start", "arm_end")]
+    if not bounds or bounds[-1]["event"] != "arm_end":  # not even close_arm could write one
+        return ArmOutcome(arm=spec.arm, outcome="aborted", reason="its last event could not be written: disk full")
+    last = bounds[-1]
     said = last["reason"]
     if out_of_memory and last["outcome"] == "error":  # the driver lived on and saw a worker end, not why
         said = f"{said}; {OUT_OF_MEMORY}"
