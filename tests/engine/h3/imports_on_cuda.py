@@ -49,7 +49,8 @@ def claim_an_h100() -> None:
 def rotations() -> dict[str, bool]:
     """Per case, whether ``sgl_kernel.rotary_embedding`` gave the bits of the VAE's plain PyTorch branch."""
     import torch
-    from sgl_kernel import rotary_embedding
+
+    rotary_embedding = importlib.import_module("sgl_kernel").rotary_embedding
 
     vit_utils = importlib.import_module(VIT_UTILS)
     generator = torch.Generator().manual_seed(5)
@@ -75,7 +76,7 @@ def rotations() -> dict[str, bool]:
 def main() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
-    import triton_interpreter  # noqa: F401
+    importlib.import_module("triton_interpreter")
 
     from engine.h3 import sgl_kernel_stand_in
     from engine.h3.cpu import declare_torchvision_operators
