@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 
 from config.canonical import sha256_bytes, sha256_file, sha256_json
 from config.errors import UsageError
+from config.replays import expand
 from config.schema import ARMS, Model, Name, Sha256, Target
 
 ROOT = Path(__file__).resolve().parent
@@ -28,6 +29,8 @@ PROMPTS = ROOT / "prompts"
 LOCKS = ROOT / "locks"
 RECIPE_FILES = ("image.toml", "requirements.lock")
 UNLOCKED = ("defaults", "title", "notes")
+LATER = (("cache", "replay"), ("warmup", "compute_last"))
+"""Keys younger than the first locks: in a lock only where they are set, so that those locks keep their digests."""
 
 
 class Recipe(Model):
@@ -130,7 +133,7 @@ def load_target(name: str, overrides: Sequence[str] = ()) -> Target:
     Raises:
         UsageError: the target, a key or a value is not one that exists.
     """
-    return _validated(name, _apply(_read(name), overrides))
+    return _validated(name, _expand_replay(_apply(_read(name), overrides)))
 
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> Lock:
@@ -169,9 +172,27 @@ def _read(name: str) -> dict[str, Any]:
     if name not in target_names():
         raise UsageError(f"target {name!r} does not exist", remedy=nearest(name, target_names()))
     try:
-        return tomllib.loads((TARGETS / f"{name}.toml").read_text("utf-8"))
+        tree = tomllib.loads((TARGETS / f"{name}.toml").read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"target file {name}.toml is not TOML: {error}", remedy="restore the shipped file") from None
+    if isinstance(tree.get("cache"), dict) and tree["cache"].get("replay"):
+        raise UsageError(
+            f"target file {name}.toml has cache.replay",
+            needed="none: a list in place of the signals is for open runs",
+            remedy="take it out of the file and type --set cache.replay=...",
+        )
+    return tree
+
+
+def _expand_replay(tree: dict[str, Any]) -> dict[str, Any]:
+    """A replayed list in its short or named form, written out in place; what a name means depends on the cache."""
+    cache = tree.get("cache")
+    value = cache.get("replay") if isinstance(cache, dict) else None
+    if isinstance(value, str):
+        tree["cache"]["replay"] = list(expand(value, str(tree["cache"].get("kind", ""))))
+    elif isinstance(value, int) and not isinstance(value, bool):
+        tree["cache"]["replay"] = [value]
+    return tree
 
 
 def _validated(name: str, raw: Mapping[str, Any]) -> Target:
@@ -198,6 +219,9 @@ def _values(target: Target) -> dict[str, Any]:
             remedy="set request.prompt_sha256 to the text's own digest, or leave it empty",
         )
     request["prompt_sha256"] = digest
+    for table, key in LATER:
+        if not values[table][key]:
+            del values[table][key]
     values["recipe_files"] = read_recipe(target.recipe).model_dump(mode="json")
     return values
 

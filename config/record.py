@@ -35,7 +35,7 @@ LOCK, ENVIRONMENT, SIGNER, BENCHMARK, ATTESTATION, STATUS = (
 )
 UtcTime = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 Phase = Literal["warmup", "measured"]
-Outcome = Literal["complete", "gate_failed", "aborted", "error"]
+Outcome = Literal["complete", "gate_failed", "ungated", "aborted", "error"]
 
 
 class Status(Model):
@@ -233,7 +233,9 @@ class CacheDecision(Event):
     step: int
     kind: Literal["teacache", "firstblockcache"]
     action: Literal["compute", "reuse"]
-    reason: Literal["warmup", "cooldown", "initialize", "threshold", "below_threshold", "shape_change"]
+    reason: Literal[
+        "warmup", "cooldown", "initialize", "threshold", "below_threshold", "shape_change", "replay", "warmup_last"
+    ]
     signal: float | None = Field(description="relative L1")
     rescaled: float | None = Field(description="TeaCache: the polynomial of the signal")
     accumulator: float | None = Field(description="TeaCache: after the decision, hence 0 on compute")
@@ -311,7 +313,10 @@ class RequestEnd(Event):
 
 
 class ArmEnd(Event):
-    """The last line of a process of the arm, written by its driver into rank 0's file. Events without it were cut."""
+    """The last line of a process of the arm, written by its driver into rank 0's file. Events without it were cut.
+
+    `ungated`: the arm is sparse and its warm-up held no sparse call, so no gate ran and nothing was measured.
+    """
 
     event: Literal["arm_end"] = "arm_end"
     outcome: Outcome

@@ -103,10 +103,15 @@ class Request(Setting):
 
 
 class WarmUp(Setting):
-    """The request before the measured ones, in the same process. The gate runs inside it."""
+    """The request before the measured ones, in the same process. The gate runs inside it.
+
+    A short warm-up may hold no computed forward after the dense ones, above all under FirstBlockCache, which has no
+    rule for the last forward; `compute_last` (ours) gives it one, and with it the gate.
+    """
 
     num_inference_steps: int = Field(ge=2)
     seed: int = Field(ge=0)
+    compute_last: bool = Field(default=False, description="its last forward is computed whatever the cache says")
 
 
 class SolAttn(Setting):
@@ -122,10 +127,21 @@ class SolAttn(Setting):
     kv_splits: Literal[1, 2, 4] = 1
 
 
+Replay = Annotated[
+    tuple[Annotated[int, Field(ge=0)], ...],
+    Field(
+        strict=False,
+        description="forwards that are computed, all others reused, whatever the signal says; empty: it decides",
+    ),
+]
+"""Open runs only. The signals are measured all the same, so that a reused forward costs what it costs otherwise."""
+
+
 class TeaCache(Setting):
     """TeaCache: skip the whole block stack while the accumulated change of the probe stays below the threshold."""
 
     kind: Literal["teacache"]
+    replay: Replay = ()
     threshold: float = Field(gt=0)
     retain_steps: int = Field(ge=0)
     cooldown_steps: int = Field(ge=0)
@@ -136,6 +152,7 @@ class FirstBlockCache(Setting):
     """FirstBlockCache: run block 0, skip the others while its residual changed by at most the threshold."""
 
     kind: Literal["firstblockcache"]
+    replay: Replay = ()
     threshold: float = Field(gt=0)
 
 
@@ -265,6 +282,19 @@ class Target(Setting):
             raise ValueError("an arm compiles but compile.enabled is false")
         if any(arm.vae_resident for arm in self.arms.values()) and not self.vae.resident_after_denoise:
             raise ValueError("an arm asks for a resident VAE but vae.resident_after_denoise is false")
+        return self
+
+    @model_validator(mode="after")
+    def _replay_fits(self) -> Target:
+        steps, forwards = self.cache.replay, self.request.forwards
+        if not steps:
+            return self
+        if steps[0] != 0:
+            raise ValueError(f"cache.replay begins with forward {steps[0]}; forward 0 has nothing to reuse, so list it")
+        if any(later <= earlier for earlier, later in zip(steps, steps[1:], strict=False)):
+            raise ValueError("cache.replay must rise from forward to forward, each listed once")
+        if steps[-1] >= forwards:
+            raise ValueError(f"cache.replay lists forward {steps[-1]}; the request's last is {forwards - 1}")
         return self
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from config.errors import GateFailed, SolError
+from config.errors import GateFailed, InvalidRecord, SolError
 from config.lock import Lock
 from config.record import BENCHMARK, Outcome
 from config.schema import ArmName, Target
@@ -83,7 +83,7 @@ def run_arms(
     logs: Path,
     observer: Observer,
 ) -> list[ArmOutcome]:
-    """Run arms into a record and derive its benchmark.json. A red gate ends its arm, not the run.
+    """Run arms into a record and derive its benchmark.json. A red gate, or none, ends its arm, not the run.
 
     Args:
         record: a record whose status is running.
@@ -113,7 +113,7 @@ def run_arms(
             outcome = run_arm(record, spec, logs / f"{record.path.name}-{arm}.log", warden, observer)
             outcomes.append(outcome)
             write_model(record.path / BENCHMARK, summarise(record.path))
-            if outcome.outcome not in ("complete", "gate_failed"):
+            if outcome.outcome not in ("complete", "gate_failed", "ungated"):
                 raise ArmDied(
                     f"arm {arm} ended early {during(record, arm)}: {outcome.reason}",
                     needed="all requests done",
@@ -230,14 +230,21 @@ def during(record: RunRecord, arm: str) -> str:
 
 
 def require_green(outcomes: Sequence[ArmOutcome]) -> None:
-    """Raise for a red gate, after everything else was run and recorded.
+    """Raise for a red or missing gate, after everything else was run and recorded.
 
     Raises:
         GateFailed: at least one arm's gate was red.
+        InvalidRecord: at least one sparse arm's warm-up held no sparse call.
     """
     red = [outcome for outcome in outcomes if outcome.outcome == "gate_failed"]
     if red:
         raise GateFailed(
             f"the Real-QKV gate was red in {', '.join(outcome.arm for outcome in red)}: {red[0].reason}",
             remedy="the record says FAILED; nothing timed in that arm counts",
+        )
+    ungated = [outcome for outcome in outcomes if outcome.outcome == "ungated"]
+    if ungated:
+        raise InvalidRecord(
+            f"arm {', '.join(outcome.arm for outcome in ungated)} was never gated: {ungated[0].reason}",
+            remedy="the record is INVALID; run it again with a warm-up in which the gate can run",
         )

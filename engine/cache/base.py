@@ -26,8 +26,11 @@ Record = Callable[[Tensor], None]
 class BlockStackCache(Protocol):
     """What the block-stack seam needs of a cache: it replaces the iteration over the blocks of a DiT."""
 
-    def begin_request(self, num_forwards: int) -> None:
-        """Start a request of `num_forwards` DiT forwards with no state of an earlier one."""
+    def begin_request(self, num_forwards: int, *, compute_last: bool = False) -> None:
+        """Start a request of `num_forwards` DiT forwards with no state of an earlier one.
+
+        With `compute_last` its last forward computes, whatever the cache would decide.
+        """
 
     def forward_blocks(self, step: int, blocks: Sequence[Block]) -> Iterator[Block]:
         """The callables of forward `step`, to be called in order, each before the next is asked for.
@@ -102,10 +105,10 @@ class ResidualCache(ABC, Generic[Policy]):
         self._on_decision = on_decision
         self._in_request = False
 
-    def begin_request(self, num_forwards: int) -> None:
+    def begin_request(self, num_forwards: int, *, compute_last: bool = False) -> None:
         """Start a request of `num_forwards` DiT forwards; whatever an earlier request left is dropped, ended or not."""
         self._clear()
-        self._policy.begin_request(num_forwards)
+        self._policy.begin_request(num_forwards, compute_last=compute_last)
         self._in_request = True
 
     def end_request(self) -> None:

@@ -5,7 +5,8 @@ because a signal costs a reduction over all ranks and a transfer to the host, an
 where the decision is forced.
 
 Rules: NVlabs/Sana, branch sol-engine, `models/minimax_h3/RTX4090/teacache.py` and
-`models/minimax_h3/H100/first_block_cache.py`.
+`models/minimax_h3/H100/first_block_cache.py`. Two are ours, for runs that say so: a list in place of the signal's
+verdict (`replay`), and a last forward that is computed whatever was decided (`warmup_last`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Literal, Protocol
 from config.errors import SolError
 
 Action = Literal["compute", "reuse"]
-Reason = Literal["warmup", "cooldown", "initialize", "shape_change", "threshold", "below_threshold"]
+Reason = Literal[
+    "warmup", "cooldown", "initialize", "shape_change", "threshold", "below_threshold", "replay", "warmup_last"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,11 @@ class Decision:
 class CachePolicy(Protocol):
     """What the tensor side asks of a policy."""
 
-    def begin_request(self, num_forwards: int) -> None:
-        """Forget the previous request; the new one has `num_forwards` DiT forwards (for H3, inference steps - 1)."""
+    def begin_request(self, num_forwards: int, *, compute_last: bool = False) -> None:
+        """Forget the previous request; the new one has `num_forwards` DiT forwards (for H3, inference steps - 1).
+
+        With `compute_last` a reuse of its last forward is turned into a compute (`warmup_last`).
+        """
 
     def needs_signal(self, step: int, have_history: bool) -> bool:
         """Whether `decide` will look at a signal for this forward."""
@@ -57,13 +63,27 @@ class CachePolicy(Protocol):
 
 
 class _Request:
-    """The forwards of the current request; a step that leaves them or goes back betrays a missed request boundary."""
+    """What both policies know of a request: its length, the forward it is at, and the two rules that are ours.
 
-    def __init__(self) -> None:
+    A step that leaves the request or goes back betrays a missed request boundary.
+
+    Args:
+        replay: forwards that compute, in place of the signal's verdict; every other forward reuses. Forwards beyond a
+            request's end do not matter to it. Empty: the signal decides.
+
+    Raises:
+        ValueError: the list does not rise from 0.
+    """
+
+    def __init__(self, replay: Sequence[int] = ()) -> None:
+        if replay and (replay[0] != 0 or list(replay) != sorted(set(replay))):
+            raise ValueError(f"a replayed list must rise from forward 0, got {tuple(replay)}")
+        self.replay = frozenset(replay)
         self._num_forwards = 0
         self._last_step = 0
+        self._compute_last = False
 
-    def begin_request(self, num_forwards: int) -> None:
+    def begin_request(self, num_forwards: int, *, compute_last: bool = False) -> None:
         """Start a request of `num_forwards` DiT forwards.
 
         Raises:
@@ -73,6 +93,7 @@ class _Request:
             raise ValueError(f"a request has at least one forward, got {num_forwards}")
         self._num_forwards = num_forwards
         self._last_step = 0
+        self._compute_last = compute_last
 
     def _check_step(self, step: int) -> None:
         if not 0 <= step < self._num_forwards:
@@ -81,6 +102,17 @@ class _Request:
             )
         if step < self._last_step:
             raise ValueError(f"step went back from {self._last_step} to {step}; call begin_request() for a new request")
+
+    def _verdict(self, step: int, computes: bool) -> tuple[Action, Reason]:
+        """The action at a forward that has a history, and the rule behind it; `computes`: what the signal says."""
+        if self.replay:
+            action: Action = "compute" if step in self.replay else "reuse"
+            reason: Reason = "replay"
+        else:
+            action, reason = ("compute", "threshold") if computes else ("reuse", "below_threshold")
+        if action == "reuse" and self._compute_last and step == self._num_forwards - 1:
+            return "compute", "warmup_last"
+        return action, reason
 
 
 class TeaCachePolicy(_Request):
@@ -92,18 +124,29 @@ class TeaCachePolicy(_Request):
     `initialize` resets the accumulator. The number of forwards is the request's own; upstream compares with a constant
     49 whatever was asked, so that a short warm-up never cools down.
 
+    A replayed list takes the place of all of them but a missing history. The signal is then measured where these rules
+    measure it and on every reuse, which has one in a run that is not replayed; it is accumulated and decides nothing.
+
     Args:
         threshold: limit of the accumulator, positive.
         retain_steps: leading forwards that always compute.
         cooldown_steps: trailing forwards that always compute.
         coefficients: polynomial applied to the signal, highest power first; (1, 0) is the identity.
+        replay: forwards that compute; empty: the signal decides.
 
     Raises:
         ValueError: a parameter is out of range.
     """
 
-    def __init__(self, threshold: float, retain_steps: int, cooldown_steps: int, coefficients: Sequence[float]) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        threshold: float,
+        retain_steps: int,
+        cooldown_steps: int,
+        coefficients: Sequence[float],
+        replay: Sequence[int] = (),
+    ) -> None:
+        super().__init__(replay)
         self.threshold = _positive(threshold)
         if min(retain_steps, cooldown_steps) < 0:
             raise ValueError(f"step counts must not be negative, got retain {retain_steps}, cooldown {cooldown_steps}")
@@ -114,9 +157,9 @@ class TeaCachePolicy(_Request):
         self.coefficients = tuple(coefficients)
         self._accumulator = 0.0
 
-    def begin_request(self, num_forwards: int) -> None:
+    def begin_request(self, num_forwards: int, *, compute_last: bool = False) -> None:
         """Start a request of `num_forwards` DiT forwards with an empty accumulator."""
-        super().begin_request(num_forwards)
+        super().begin_request(num_forwards, compute_last=compute_last)
         self._accumulator = 0.0
 
     def needs_signal(self, step: int, have_history: bool) -> bool:
@@ -145,17 +188,23 @@ class TeaCachePolicy(_Request):
         value = _checked_signal(step, signal)
         rescaled = _polynomial(self.coefficients, value)
         self._accumulator += rescaled
-        if self._accumulator >= self.threshold:
+        action, reason = self._verdict(step, self._accumulator >= self.threshold)
+        if action == "compute":
             self._accumulator = 0.0
-            return Decision(step, "compute", "threshold", value, rescaled, self._accumulator)
-        return Decision(step, "reuse", "below_threshold", value, rescaled, self._accumulator)
+        return Decision(step, action, reason, value, rescaled, self._accumulator)
 
     def _forced(self, step: int, have_history: bool) -> Reason | None:
+        """The rule that decides before a signal is measured, or None."""
         self._check_step(step)
+        rule: Reason | None = None if have_history else "initialize"
         if step < self.retain_steps:
-            return "warmup"
-        if step >= self._num_forwards - self.cooldown_steps:
-            return "cooldown"
+            rule = "warmup"
+        elif step >= self._num_forwards - self.cooldown_steps:
+            rule = "cooldown"
+        if not self.replay or rule is None:
+            return rule
+        if step in self.replay:
+            return "replay"
         return None if have_history else "initialize"
 
 
@@ -164,17 +213,19 @@ class FirstBlockCachePolicy(_Request):
 
     Without history it computes (`initialize`), after a change of shape too (`shape_change`); else a signal > threshold
     computes (`threshold`) and a signal <= threshold reuses (`below_threshold`). There is no warm-up, no cooldown, and
-    the last forward of a request may be reused, as published.
+    the last forward of a request may be reused, as published. A replayed list takes the place of the signal's verdict;
+    the signal is measured where it would have been.
 
     Args:
         threshold: limit of the relative L1, positive.
+        replay: forwards that compute; empty: the signal decides.
 
     Raises:
-        ValueError: the threshold is not a positive number.
+        ValueError: the threshold is not a positive number, or the list does not rise from 0.
     """
 
-    def __init__(self, threshold: float) -> None:
-        super().__init__()
+    def __init__(self, threshold: float, replay: Sequence[int] = ()) -> None:
+        super().__init__(replay)
         self.threshold = _positive(threshold)
 
     def needs_signal(self, step: int, have_history: bool) -> bool:
@@ -197,14 +248,13 @@ class FirstBlockCachePolicy(_Request):
         """
         self._check_step(step)
         self._last_step = step
-        if shape_changed:
-            return Decision(step, "compute", "shape_change")
-        if not have_history:
-            return Decision(step, "compute", "initialize")
+        if shape_changed or not have_history:
+            # A forward that the list lacks cannot reuse what is not there; the record then differs from the list.
+            unlisted: Reason = "shape_change" if shape_changed else "initialize"
+            return Decision(step, "compute", "replay" if step in self.replay else unlisted)
         value = _checked_signal(step, signal)
-        if value > self.threshold:
-            return Decision(step, "compute", "threshold", value)
-        return Decision(step, "reuse", "below_threshold", value)
+        action, reason = self._verdict(step, value > self.threshold)
+        return Decision(step, action, reason, value)
 
 
 def _positive(threshold: float) -> float:

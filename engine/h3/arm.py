@@ -19,6 +19,7 @@ STARTED = time.monotonic()
 
 from config.errors import Exit  # noqa: E402
 from config.record import ArmEnd, ArmStart, LoadEnd, RequestEnd, RequestStart, Timing  # noqa: E402
+from config.schema import Target  # noqa: E402
 from engine.evidence import EventLog, write_model  # noqa: E402
 from engine.h3.spec import ArmSpec, RequestSpec, spec_from_environment  # noqa: E402
 
@@ -74,6 +75,8 @@ class Driver:
         for request in self.spec.requests:
             if not self.serve(request):
                 return self.fail()
+            if self.is_ungated():
+                return self.end_ungated()
         self.finished = True
         with contextlib.suppress(Exception):
             self.generator.shutdown()
@@ -167,12 +170,36 @@ class Driver:
             self.generator.shutdown()
         return Exit.GATE if red else Exit.FAILED
 
+    def is_ungated(self) -> bool:
+        """Whether the arm is sparse and a rank has no gate. Asked when a request, hence the warm-up, is done."""
+        return self.spec.policy.sparse != "none" and len(self.gate_verdicts()) < self.target.parallel.num_gpus
+
+    def end_ungated(self) -> Exit:
+        """Stop after a warm-up without a sparse call: a gate inside a measured request would be timed with it."""
+        self.finished = True
+        self.log.write(ArmEnd, outcome="ungated", reason=ungated_reason(self.target, self.spec.policy.cache))
+        with contextlib.suppress(Exception):
+            self.generator.shutdown()
+        return Exit.INVALID_RECORD
+
     def gate_verdicts(self) -> list[bool]:
         """The verdict of every rank's gate in this process."""
         from config.record import GateReport
 
         files = self.spec.gate_folder().glob("gate-rank*.json")
         return [GateReport.model_validate_json(path.read_bytes()).passed for path in files]
+
+
+def ungated_reason(target: Target, cached: bool) -> str:
+    """Why a warm-up held no sparse call, and what would give it one."""
+    forwards, sol = target.warmup.num_inference_steps - 1, target.sol_attn
+    reason = f"the warm-up's {forwards} forwards held no sparse call, so no gate ran and nothing was measured; "
+    if forwards <= sol.dense_steps:
+        least = sol.dense_steps + 2
+        return f"{reason}the first {sol.dense_steps} are dense: set warmup.num_inference_steps to at least {least}"
+    if cached and not target.warmup.compute_last:
+        return f"{reason}the cache reused all after the {sol.dense_steps} dense ones: set warmup.compute_last=true"
+    return f"{reason}the leading sol_attn.dense_layers={sol.dense_layers} blocks are dense, and the model has no more"
 
 
 def main() -> int:

@@ -138,7 +138,7 @@ def install_block_stack(tracker: Tracker, make_cache: Callable[[Any], BlockStack
     def running(self: Any, **kwargs: Any) -> Any:
         if tracker.cache is None and (cache := make_cache(self)) is not None:
             tracker.cache = cache
-            cache.begin_request(tracker.forwards)
+            cache.begin_request(tracker.forwards, compute_last=tracker.compute_last)
         self.blocks.running = True
         try:
             return forward(self, **kwargs)
@@ -171,13 +171,15 @@ def cache_factory(tracker: Tracker) -> Callable[[Any], BlockStackCache | None]:
             return None
         if isinstance(config, TeaCacheConfig):
             policy = decision.TeaCachePolicy(
-                config.threshold, config.retain_steps, config.cooldown_steps, config.coefficients
+                config.threshold, config.retain_steps, config.cooldown_steps, config.coefficients, config.replay
             )
             block = next(iter(model.blocks))
             probe = first_block_probe(block, make_resident=wait_for_first_block(model))
             return TeaCache(policy, probe, all_reduce=sum_over_ranks, on_decision=report)
         return FirstBlockCache(
-            decision.FirstBlockCachePolicy(config.threshold), all_reduce=sum_over_ranks, on_decision=report
+            decision.FirstBlockCachePolicy(config.threshold, config.replay),
+            all_reduce=sum_over_ranks,
+            on_decision=report,
         )
 
     return make

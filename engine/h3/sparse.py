@@ -22,6 +22,7 @@ def sparse_attention(
 
     Raises:
         GateFailed: the gate is red.
+        RuntimeError: the process's first sparse call is in a measured request; a gate there would be timed with it.
     """
     assert tracker.layout is not None
     layout, policy = tracker.layout, tracker.target.sol_attn
@@ -33,6 +34,10 @@ def sparse_attention(
         dense_rows=layout.dense_rows_range(policy.dense_rows),
     )
     if not tracker.gated:
+        if tracker.phase != "warmup":
+            raise RuntimeError(
+                f"sample {tracker.sample} makes the first sparse call, and it is no warm-up: no gate ran"
+            )
         gate(tracker, layer, options, *(x[None, : layout.live_tokens] for x in (q, k, v)))
     result = sol_attention_packed(
         q,

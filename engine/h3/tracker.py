@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from config.record import Attention, Layout, Memory, OffloadLoads, RequestEnd, RequestStart, Stage, Step
+from config.record import Attention, Layout, Memory, OffloadLoads, Phase, RequestEnd, RequestStart, Stage, Step
 from engine.cache.base import BlockStackCache
 from engine.evidence import EventLog
 from engine.h3.layout import PackedLayout, find_layout
@@ -39,9 +39,19 @@ class Tracker:
         return self._request.sample
 
     @property
+    def phase(self) -> Phase:
+        """Whether the running request warms up or is measured."""
+        return self._request.phase
+
+    @property
     def forwards(self) -> int:
         """DiT forwards of the running request: the sigma grid ends in 0."""
         return self._request.num_inference_steps - 1
+
+    @property
+    def compute_last(self) -> bool:
+        """Whether the running request's last forward computes whatever the cache says."""
+        return self.phase == "warmup" and self.target.warmup.compute_last
 
     def begin_request(self) -> None:
         """The next request of the spec begins; nothing of the one before it stays."""
@@ -50,7 +60,7 @@ class Tracker:
         self.loads.clear()
         self.log.write(RequestStart, **self._request.model_dump(exclude={"sample"}), sample=self.sample)
         if self.cache is not None:
-            self.cache.begin_request(self.forwards)
+            self.cache.begin_request(self.forwards, compute_last=self.compute_last)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
 
