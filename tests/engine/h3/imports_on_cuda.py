@@ -50,7 +50,9 @@ def rotations() -> dict[str, bool]:
     """Per case, whether ``sgl_kernel.rotary_embedding`` gave the bits of the VAE's plain PyTorch branch."""
     import torch
 
-    rotary_embedding = importlib.import_module("sgl_kernel").rotary_embedding
+    from engine.h3 import sgl_kernel_stand_in
+
+    rotary_embedding = importlib.import_module(sgl_kernel_stand_in.SGL_KERNEL).rotary_embedding
 
     vit_utils = importlib.import_module(VIT_UTILS)
     generator = torch.Generator().manual_seed(5)
@@ -75,8 +77,8 @@ def rotations() -> dict[str, bool]:
 
 def main() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
-    sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))
-    importlib.import_module("triton_interpreter")
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+    importlib.import_module("tests.engine.attention.triton_interpreter")
 
     from engine.h3 import sgl_kernel_stand_in
     from engine.h3.cpu import declare_torchvision_operators
