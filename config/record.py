@@ -497,7 +497,11 @@ class SampleResult(Model):
 
     seconds: of timing.json. denoise_seconds: what rank 0's worker says at request_end. forwards, step_seconds: rank 0's
     steps, in order. sparse_forwards: steps with a sparse call. Backends: sorted, each once, over all ranks. cache: rank
-    0's decisions. Peaks: the largest memory event over all ranks.
+    0's decisions. peak_rss_mib, peak_reserved_mib: the largest memory event over all ranks; the allocator's own count.
+
+    peak_nvml_mib: the largest memory_peak_mib over all GPUs, from the telemetry of the request: every gpu_sample after
+    its beginning up to the first one of the session at or after its end, both by the driver's events. It holds what
+    the allocator does not know of: the CUDA context, NCCL's buffers, compiled kernels. Null where no GPU was sampled.
     """
 
     sample: int
@@ -516,6 +520,7 @@ class SampleResult(Model):
     frames_sha256: Sha256
     peak_rss_mib: float
     peak_reserved_mib: float
+    peak_nvml_mib: float | None = None
 
 
 class GateSummary(Model):

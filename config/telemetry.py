@@ -48,7 +48,7 @@ class GpuSample(Line):
     event: Literal["gpu_sample"] = "gpu_sample"
     memory_used_mib: float
     memory_peak_mib: float = Field(
-        description="most that was used since the session's start, looked at ten times a second"
+        description="most that was used since the sample before, looked at ten times a second"
     )
     power_w: float | None
     energy_j: float | None = Field(description="counter of the driver")

@@ -68,7 +68,8 @@ def summarise_arm(folder: Path) -> ArmResult:
     layouts, loads = of_kind(events, "layout"), of_kind(events, "load_end")
     numbers = sorted(int(path.parent.name.removeprefix("sample-")) for path in folder.glob("sample-*/timing.json"))
     gated_out = outcome == "gate_failed"
-    results = [] if gated_out else [summarise_sample(folder, number, by_rank) for number in numbers]
+    peaks = {} if gated_out else nvml_peaks(folder, events)
+    results = [] if gated_out else [summarise_sample(folder, number, by_rank, peaks.get(number)) for number in numbers]
     measured = [result for result in results if result.phase == "measured"]
     return ArmResult(
         outcome=outcome,
@@ -98,7 +99,7 @@ def summarise_gate(folder: Path) -> GateSummary | None:
     )
 
 
-def summarise_sample(folder: Path, number: int, by_rank: Sequence[Events]) -> SampleResult:
+def summarise_sample(folder: Path, number: int, by_rank: Sequence[Events], peak_nvml_mib: float | None) -> SampleResult:
     """One finished sample."""
     timing = Timing.model_validate_json((folder / f"sample-{number}" / "timing.json").read_bytes())
     every = [event for events in by_rank for event in events if event.get("sample") == number]
@@ -124,7 +125,37 @@ def summarise_sample(folder: Path, number: int, by_rank: Sequence[Events]) -> Sa
         frames_sha256=timing.media.frames_sha256,
         peak_rss_mib=max(event["rss_mib"] for event in memory),
         peak_reserved_mib=max(event["reserved_mib"] for event in memory),
+        peak_nvml_mib=peak_nvml_mib,
     )
+
+
+def nvml_peaks(folder: Path, events: Events) -> dict[int, float]:
+    """By sample number, the most memory in use that NVML saw on any GPU during a request, MiB."""
+    clock, begun, spans = None, dict[int, float](), dict[int, tuple[float, float]]()
+    for event in events:
+        if event["source"] != "driver":
+            continue
+        if event["event"] == "arm_start":
+            clock = event["clock"]
+        elif event["event"] == "request_start" and clock is not None:
+            begun[event["sample"]] = clock + event["t"]
+        elif event["event"] == "request_end" and event["sample"] in begun:
+            spans[event["sample"]] = (begun[event["sample"]], clock + event["t"])
+    out: dict[int, float] = {}
+    for path in sorted(folder.glob("telemetry-gpu*.jsonl")):
+        before, session_clock = 0.0, 0.0
+        for line in read_events(path):
+            if line["event"] == "telemetry_start":
+                session_clock = line["clock"]
+                before = session_clock
+            elif line["event"] == "gpu_sample":
+                now = session_clock + line["t"]
+                for number, (begin, end) in spans.items():
+                    # The look that covers the request's last moments comes after its end; the one before it did not.
+                    if begin < now and before < end:
+                        out[number] = max(out.get(number, 0.0), line["memory_peak_mib"])
+                before = now
+    return out
 
 
 def cache_counts(decisions: Events) -> CacheCounts | None:

@@ -11,6 +11,8 @@ from rich.table import Table
 from config.errors import InvalidRecord
 from config.record import BENCHMARK, ArmResult, Benchmark
 
+PEAK = "peak MiB (allocator / NVML)"
+
 
 def show_report(record: Path, *, as_json: bool) -> None:
     """Print benchmark.json.
@@ -51,7 +53,7 @@ def print_benchmark(console: Console, benchmark: Benchmark) -> None:
 
 def table_of(benchmark: Benchmark) -> Table:
     """One row an arm."""
-    table = Table("arm", "outcome", "gate", "n", "seconds (median)", "denoise s", "computed", "density")
+    table = Table("arm", "outcome", "gate", "n", "seconds (median)", "denoise s", "computed", "density", PEAK)
     for name, arm in benchmark.arms.items():
         table.add_row(name, arm.outcome, *columns(arm))
     return table
@@ -65,4 +67,15 @@ def columns(arm: ArmResult) -> list[str]:
     denoise = f"{arm.denoise_seconds.median:.2f}" if arm.denoise_seconds else "not measured"
     computed = f"{last.cache.compute} of {last.cache.calls}" if last and last.cache else "-"
     density = f"{last.density.mean:.2%}" if last and last.density else "-"
-    return [gate, str(len(arm.samples)), seconds, denoise, computed, density]
+    return [gate, str(len(arm.samples)), seconds, denoise, computed, density, peaks(arm)]
+
+
+def peaks(arm: ArmResult) -> str:
+    """Peak memory of the measured samples: on a GPU by the allocator and by NVML, else the process's resident set."""
+    if not arm.samples:
+        return "not measured"
+    reserved = max(sample.peak_reserved_mib for sample in arm.samples)
+    seen = [sample.peak_nvml_mib for sample in arm.samples if sample.peak_nvml_mib is not None]
+    if not reserved and not seen:
+        return f"{max(sample.peak_rss_mib for sample in arm.samples):.0f} host"
+    return f"{reserved:.0f} / {f'{max(seen):.0f}' if seen else 'not seen'}"

@@ -6,6 +6,7 @@ derives the same figures with code of its own.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median, stdev
@@ -13,6 +14,7 @@ from typing import Any
 
 from config.record import (
     ArmResult,
+    ArmStart,
     Attention,
     Benchmark,
     CacheCounts,
@@ -24,12 +26,16 @@ from config.record import (
     Memory,
     Ratio,
     RequestEnd,
+    RequestStart,
     SampleResult,
     Series,
     Step,
 )
 from config.schema import ARMS, ArmName
+from config.telemetry import TELEMETRY, GpuSample, TelemetryStart
+from verify.files import Files
 from verify.reader import ArmEvidence, Record
+from verify.strictjson import parse, validate
 
 CONTROLLED: tuple[tuple[ArmName, ArmName], ...] = (("cache", "lossless"), ("fullopt", "lossless"), ("fullopt", "cache"))
 """Ratios beside those over `dense`: the published controlled arms."""
@@ -38,7 +44,7 @@ RELATIVE = 1e-9
 
 def derive(record: Record) -> Benchmark:
     """benchmark.json as the raw files give it."""
-    arms = {name: derive_arm(arm) for name, arm in record.arms.items()}
+    arms = {name: derive_arm(arm, record.files) for name, arm in record.arms.items()}
     return Benchmark(
         target=record.lock.target,
         lock_digest=record.lock.digest,
@@ -49,11 +55,13 @@ def derive(record: Record) -> Benchmark:
     )
 
 
-def derive_arm(arm: ArmEvidence) -> ArmResult:
-    """One arm's results."""
+def derive_arm(arm: ArmEvidence, files: Files) -> ArmResult:
+    """One arm's results. `files`: the record's, for the telemetry of the arm."""
     end = arm.end
     outcome = end.outcome if end else "aborted"
-    results = [] if outcome == "gate_failed" else [r for r in (_sample(arm, n) for n in arm.timings) if r is not None]
+    seen = _looks(arm, files) if outcome != "gate_failed" else []
+    every = [_sample(arm, number, seen) for number in arm.timings] if outcome != "gate_failed" else []
+    results = [result for result in every if result is not None]
     warmups = [result for result in results if result.phase == "warmup"]
     measured = tuple(result for result in results if result.phase == "measured")
     layouts = arm.of(0, Layout)
@@ -113,7 +121,51 @@ def call_densities(arm: ArmEvidence, sample: int) -> list[float]:
     return [routed / possible for _, (routed, possible) in sorted(totals.items()) if possible]
 
 
-def _sample(arm: ArmEvidence, sample: int) -> SampleResult | None:
+def _looks(arm: ArmEvidence, files: Files) -> list[list[tuple[float, float]]]:
+    """A list for each session of each GPU: the machine's clock at its start, with 0 MiB, and at each look, with the
+    most memory in use since the one before.
+    """
+    sessions: list[list[tuple[float, float]]] = []
+    for name in files:
+        if name.startswith(f"{arm.folder}telemetry-gpu"):
+            zero = 0.0
+            for number, data in enumerate(files.read(name).split(b"\n")[:-1], 1):
+                line = validate(TELEMETRY, parse(data, f"{name}, line {number}"), f"{name}, line {number}")
+                if isinstance(line, TelemetryStart):
+                    zero = line.clock
+                    sessions.append([(zero, 0.0)])
+                elif isinstance(line, GpuSample) and sessions:
+                    sessions[-1].append((zero + line.t, line.memory_peak_mib))
+    return sessions
+
+
+def _span(arm: ArmEvidence, sample: int) -> tuple[float, float] | None:
+    """When a request began and ended on the machine's clock, by the driver."""
+    for session in arm.sessions:
+        own = [event for event in session if event.source == "driver"]
+        clocks = [event.clock for event in own if isinstance(event, ArmStart) and event.clock is not None]
+        begins = [event.t for event in own if isinstance(event, RequestStart) and event.sample == sample]
+        ends = [event.t for event in own if isinstance(event, RequestEnd) and event.sample == sample]
+        if clocks and begins and ends:
+            return clocks[-1] + begins[-1], clocks[-1] + ends[-1]
+    return None
+
+
+def _nvml_peak(span: tuple[float, float] | None, sessions: list[list[tuple[float, float]]]) -> float | None:
+    """The largest look of a request: those after its beginning up to the first at or after its end."""
+    if span is None:
+        return None
+    begin, end = span
+    found = [
+        peak
+        for looks in sessions
+        for (before, _), (when, peak) in itertools.pairwise(looks)
+        if when > begin and before < end
+    ]
+    return max(found, default=None)
+
+
+def _sample(arm: ArmEvidence, sample: int, looks: list[list[tuple[float, float]]]) -> SampleResult | None:
     timing, denoise = arm.timings[sample], denoise_seconds(arm, sample)
     if denoise is None:
         return None
@@ -137,6 +189,7 @@ def _sample(arm: ArmEvidence, sample: int) -> SampleResult | None:
         frames_sha256=timing.media.frames_sha256,
         peak_rss_mib=max((event.rss_mib for event in memory), default=0.0),
         peak_reserved_mib=max((event.reserved_mib for event in memory), default=0.0),
+        peak_nvml_mib=_nvml_peak(_span(arm, sample), looks),
     )
 
 

@@ -37,7 +37,7 @@ class GpuWatcher:
         return self._events is not None
 
     def look(self) -> None:
-        """Between two samples: follow the peak of used memory."""
+        """Between two samples: follow the peak of used memory, which begins anew with each sample."""
         self._peak = max(self._peak, self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
     def xids(self) -> list[int]:
@@ -54,7 +54,7 @@ class GpuWatcher:
         """Look now. The two questions about PCIe take about 20 ms each."""
         binding, handle = self._nvml, self._handle
         used = binding.nvmlDeviceGetMemoryInfo(handle).used
-        self._peak = max(self._peak, used)
+        peak, self._peak = max(self._peak, used), used
 
         def get(name: str, *arguments: object) -> Any:
             return nvml.ask(binding, name, handle, *arguments)
@@ -66,7 +66,7 @@ class GpuWatcher:
         return GpuSample(
             t=t,
             memory_used_mib=round(used / MIB, 1),
-            memory_peak_mib=round(self._peak / MIB, 1),
+            memory_peak_mib=round(peak / MIB, 1),
             power_w=None if power is None else power / 1000,
             energy_j=None if energy is None else energy / 1000,
             sm_clock_mhz=get("nvmlDeviceGetClockInfo", binding.NVML_CLOCK_SM),

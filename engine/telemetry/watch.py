@@ -70,6 +70,8 @@ def watch(folder: Path, session: int, gpus: int, interval: float, wait: Callable
                 for watcher, log in watchers.items():
                     observe(watcher, log, full=False)
             due = max(due, time.monotonic() - interval)  # after a suspended second there is no burst of samples
+        for watcher, log in watchers.items():  # what was used at most since the last sample, up to the arm's end
+            observe(watcher, log, full=True)
         host_log.write(TelemetryEnd(t=host_log.now(), samples=host_log.samples, oom_kills=oom_kills() - killed_before))
         for log in logs:
             log.write(TelemetryEnd(t=log.now(), samples=log.samples, oom_kills=None))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.verify.builder import edit, edit_events
-from verify.derive import call_densities, derive, differences, series
+from verify.derive import _nvml_peak, call_densities, derive, differences, series
 from verify.reader import read_record
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_series_by_hand() -> None:
@@ -50,6 +56,74 @@ def test_arms_by_hand(fresh: Callable[..., Path]) -> None:
     assert [(ratio.arm, ratio.baseline) for ratio in found.ratios] == [("fullopt", "dense")]
     assert fullopt.seconds is not None and dense.seconds is not None
     assert found.ratios[0].seconds == dense.seconds.median / fullopt.seconds.median > 1
+
+
+def test_nvml_peak_of_a_request_is_the_largest_look_of_any_gpu_within_it(fresh: Callable[..., Path]) -> None:
+    """Both derivations, on looks before, in and after each request; the one that covers its last moments counts."""
+    summary = pytest.importorskip("engine.summary")
+    small = ("request.width=64", "request.height=64", "request.frames=5", "request.fps=24")
+    record = fresh(target="rtx4090", arms=("dense",), overrides=small, resumed=("dense",), samples=1)
+    folder = record / "arms/dense"
+    drivers = [line for line in events_of(folder / "events-rank0.jsonl") if line["source"] == "driver"]
+    clock, spans = 0.0, {}
+    for line in drivers:
+        clock = line["clock"] if line["event"] == "arm_start" else clock
+        if line["event"] in ("request_start", "request_end"):
+            spans.setdefault(line["sample"], []).append(clock + line["t"])
+    assert sorted(spans) == [0, 1, 2, 3]
+
+    def alter(lines):  # type: ignore[no-untyped-def]
+        """By hand: 1000 between requests, sample n peaks at 2000 + n in its last, unfinished second."""
+        zero, last, out = 0.0, {}, []
+        for line in lines:  # as a sampler ends: with a last look
+            last = line if line["event"] == "gpu_sample" else last
+            out += [{**last, "t": line["t"]}] if line["event"] == "telemetry_end" else []
+            out.append(line)
+        for line in out:
+            zero = line["clock"] if line["event"] == "telemetry_start" else zero
+            if line["event"] == "gpu_sample":
+                now = zero + line["t"]
+                line["memory_peak_mib"] = 1000.0
+                for begin, end in spans.values():
+                    if begin < now < end:
+                        line["memory_peak_mib"] = 1500.0
+                for sample, (begin, end) in spans.items():  # a look that ends one request may lie in the next one
+                    if begin < now and end <= now < end + 1:
+                        line["memory_peak_mib"] = 2000.0 + sample
+        return out
+
+    edit_events(folder / "telemetry-gpu0.jsonl", alter)
+    for found in (derive(read_record(record)), summary.summarise(record)):
+        arm = found.arms["dense"]
+        assert arm.warmup is not None and arm.warmup.peak_nvml_mib == 2000.0
+        assert [sample.peak_nvml_mib for sample in arm.samples] == [2001.0, 2003.0]
+        assert [sample.peak_reserved_mib for sample in arm.samples] != [2001.0, 2003.0]
+    (folder / "telemetry-gpu0.jsonl").unlink()
+    for found in (derive(read_record(record)), summary.summarise(record)):
+        assert [sample.peak_nvml_mib for sample in found.arms["dense"].samples] == [None, None]
+
+
+@given(
+    st.lists(st.floats(0.0, 100.0), min_size=1, max_size=12),
+    st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 100.0)), min_size=1, max_size=4),
+)
+def test_both_sides_find_the_same_nvml_peaks(times: list[float], requests: list[tuple[float, float]]) -> None:
+    """Looks and requests anywhere: the two derivations agree on which looks belong to which request."""
+    summary = pytest.importorskip("engine.summary")
+    events: list[dict[str, object]] = [{"event": "arm_start", "source": "driver", "clock": 5.0}]
+    for number, (one, other) in enumerate(requests):
+        events.append({"event": "request_start", "source": "driver", "t": min(one, other), "sample": number})
+        events.append({"event": "request_end", "source": "driver", "t": max(one, other), "sample": number})
+    looks = [(5.0, 0.0), *((5.0 + when, float(1 + place)) for place, when in enumerate(sorted(times)))]
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [{"event": "telemetry_start", "clock": 5.0}]
+        lines += [{"event": "gpu_sample", "t": when - 5.0, "memory_peak_mib": peak} for when, peak in looks[1:]]
+        path = Path(folder) / "telemetry-gpu0.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        theirs = summary.nvml_peaks(Path(folder), events)
+    for number, (one, other) in enumerate(requests):
+        ours = _nvml_peak((5.0 + min(one, other), 5.0 + max(one, other)), [[(5.0 + (w - 5.0), p) for w, p in looks]])
+        assert theirs.get(number) == ours
 
 
 def test_density_is_routed_over_all_ranks_heads_and_squared_blocks(fresh: Callable[..., Path]) -> None:

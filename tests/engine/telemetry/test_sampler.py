@@ -101,6 +101,24 @@ def test_the_peak_between_two_samples_is_seen(tmp_path: Path, play: Play, arm: s
     assert (second.memory_used_mib, second.memory_peak_mib) == (300.0, 20000.0)
 
 
+def test_the_peak_after_the_last_sample_is_seen_and_each_sample_begins_anew(
+    tmp_path: Path, play: Play, arm: subprocess.Popen[bytes]
+) -> None:
+    machine = play({**RTX4090, "memory_used": 9000 * 2**20})
+    sampler = Sampler(tmp_path, arm.pid, 1, interval=1.5)
+    eventually(lambda: len(of(tmp_path, "gpu0", GpuSample)) == 1)
+    machine.change(0, memory_used=300 * 2**20)
+    eventually(lambda: len(of(tmp_path, "gpu0", GpuSample)) == 3)
+    machine.change(0, memory_used=20000 * 2**20)
+    time.sleep(0.4)
+    machine.change(0, memory_used=300 * 2**20)
+    time.sleep(0.2)
+    sampler.stop()
+    peaks = [sample.memory_peak_mib for sample in of(tmp_path, "gpu0", GpuSample)]
+    assert peaks == [9000.0, 9000.0, 300.0, 20000.0]
+    assert isinstance(lines(tmp_path, "gpu0")[-1], TelemetryEnd)
+
+
 def test_foreign_and_hidden_processes_xid_and_loss_are_written_down(
     tmp_path: Path, play: Play, arm: subprocess.Popen[bytes]
 ) -> None:
