@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from config.errors import Exit, GateFailed
+from config.errors import Exit, GateFailed, InvalidRecord
 from config.lock import load_target, resolve
 from config.record import ArmStart, LoadEnd, RequestEnd, RequestStart
 from engine.evidence import EventLog, RunRecord
@@ -148,3 +148,9 @@ def test_a_red_gate_is_raised_after_the_run() -> None:
     with pytest.raises(GateFailed, match="fullopt: too far") as caught:
         require_green([ArmOutcome(arm="fullopt", outcome="gate_failed", reason="too far")])
     assert caught.value.exit_code is Exit.GATE
+
+
+def test_an_arm_without_a_gate_is_raised_after_the_run() -> None:
+    with pytest.raises(InvalidRecord, match="arm fullopt was never gated: no sparse call") as caught:
+        require_green([ArmOutcome(arm="fullopt", outcome="ungated", reason="no sparse call")])
+    assert caught.value.exit_code is Exit.INVALID_RECORD

@@ -213,8 +213,9 @@ class Log:
 class Builder:
     """A record of a target.
 
-    samples: measured samples an arm. overrides: as of --set. seconds: seconds a forward by arm. cut: arms whose gate
-    is red. resumed: arms that a second process added a sample to.
+    samples: measured samples an arm. overrides: as of --set. seconds: seconds a forward by arm. red: arms whose gate
+    is red. ungated: arms that end after a warm-up without a sparse call. resumed: arms that a second process added a
+    sample to.
     """
 
     target: str = "cpu"
@@ -224,6 +225,7 @@ class Builder:
     differences: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     red: tuple[str, ...] = ()
+    ungated: tuple[str, ...] = ()
     resumed: tuple[str, ...] = ()
     weights: str = ""
 
@@ -338,9 +340,12 @@ class Builder:
         driver.now = 40.0
         driver.write("load_end", seconds=40.0)
         red = arm in self.red
-        for index in range(1 if red else 1 + self.samples):
+        ungated = arm in self.ungated
+        for index in range(1 if red or ungated else 1 + self.samples):
             self.request(folder, arm, first, first + index, driver, workers)
-        driver.write("arm_end", outcome="gate_failed" if red else "complete", reason="the gate is red" if red else "")
+        outcome = "gate_failed" if red else "ungated" if ungated else "complete"
+        reason = "the gate is red" if red else "no sparse call" if ungated else ""
+        driver.write("arm_end", outcome=outcome, reason=reason)
         self.sessions.append((clock, driver.now))
 
     def request(self, folder: Path, arm: str, first: int, sample: int, driver: Log, workers: dict[int, Log]) -> None:
@@ -406,8 +411,12 @@ class Builder:
                 )
             computes = True
             if policy.cache:
+                before = accumulator
                 signal = 0.031 + 0.001 * (step % 3) if self.t.cache.kind == "teacache" else 0.05 + 0.06 * (step % 2)
                 decision, accumulator = self.decide(step, forwards, signal, accumulator, computed_before)
+                decision, accumulator = self.by_our_rules(
+                    decision, accumulator, before, step, forwards, signal, sample == first
+                )
                 log.write("cache_decision", sample=sample, step=step, **decision)
                 computes = decision["action"] == "compute"
                 computed_before = True
@@ -472,6 +481,36 @@ class Builder:
         fields = {"signal": signal, "rescaled": signal, "accumulator": left}
         reason = "threshold" if over else "below_threshold"
         return {"kind": "teacache", "action": "compute" if over else "reuse", "reason": reason, **fields}, left
+
+    def by_our_rules(
+        self,
+        decision: dict[str, Any],
+        accumulator: float,
+        before: float,
+        step: int,
+        forwards: int,
+        signal: float,
+        warmup: bool,
+    ) -> tuple[dict[str, Any], float]:
+        """A decision as a replayed list and a computed last forward change it."""
+        tea = self.t.cache.kind == "teacache"
+        if self.t.cache.replay:
+            listed = step in self.t.cache.replay
+            measured = decision["signal"] is not None or not listed
+            accumulator = before + signal if tea and not listed else 0.0
+            decision = {
+                "kind": self.t.cache.kind,
+                "action": "compute" if listed else "reuse",
+                "reason": "replay",
+                "signal": signal if measured else None,
+                "rescaled": signal if tea and measured else None,
+                "accumulator": accumulator if tea else None,
+            }
+        if warmup and self.t.warmup.compute_last and step == forwards - 1 and decision["action"] == "reuse":
+            accumulator = 0.0
+            last = {"action": "compute", "reason": "warmup_last", "accumulator": 0.0 if tea else None}
+            decision = {**decision, **last}
+        return decision, accumulator
 
     def gate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -66,8 +67,6 @@ def test_polynomial_has_its_highest_power_first() -> None:
     ],
 )
 def test_wrong_teacache_decision_is_named(step: int, row: tuple[Any, ...], fault: str) -> None:
-    import re
-
     rows = list(TEA_BY_HAND)
     rows[step] = row
     found = replay(TEA, 7, events(rows, "teacache"))
@@ -102,3 +101,80 @@ def test_sum_on_the_threshold_may_go_either_way() -> None:
     start = [("compute", "warmup", None, None, 0.0), ("reuse", "below_threshold", 0.1, 0.1, 0.1)]
     for row in (("compute", "threshold", 0.2, 0.2, 0.0), ("reuse", "below_threshold", 0.2, 0.2, 0.3)):
         assert replay(cache, 3, events([*start, row], "teacache")) == []
+
+
+# --- a list in place of the signals, and a last forward that is computed anyhow --------------------------------------
+
+TEA_LIST = TEA.model_copy(update={"replay": (0, 3, 4)})
+FIRST_LIST = FIRST.model_copy(update={"replay": (0, 2)})
+# Forwards 0, 1 and 6 are forced by TeaCache itself: 0 is listed and has no signal, 1 and 6 are reused and have one.
+TEA_LISTED = [
+    ("compute", "replay", None, None, 0.0),
+    ("reuse", "replay", 0.5, 0.5, 0.5),
+    ("reuse", "replay", 0.25, 0.25, 0.75),
+    ("compute", "replay", 0.01, 0.01, 0.0),
+    ("compute", "replay", 0.02, 0.02, 0.0),
+    ("reuse", "replay", 0.5, 0.5, 0.5),
+    ("reuse", "replay", 0.25, 0.25, 0.75),
+]
+FIRST_LISTED = [
+    ("compute", "replay", None, None, None),
+    ("reuse", "replay", 0.9, None, None),
+    ("compute", "replay", 0.0, None, None),
+    ("reuse", "replay", 0.9, None, None),
+]
+
+
+def test_a_list_decides_and_the_signals_stand_beside_it() -> None:
+    assert replay(TEA_LIST, 7, events(TEA_LISTED, "teacache")) == []
+    assert replay(FIRST_LIST, 4, events(FIRST_LISTED, "firstblockcache")) == []
+    assert replay(TEA, 7, events(TEA_LISTED, "teacache")) != []
+    assert replay(TEA_LIST, 7, events(TEA_BY_HAND, "teacache")) != []
+    assert replay(FIRST, 4, events(FIRST_LISTED, "firstblockcache")) != []
+    assert replay(FIRST_LIST, 4, events(FIRST_BY_HAND, "firstblockcache")) != []
+
+
+@pytest.mark.parametrize(
+    ("step", "row", "fault"),
+    [
+        (1, ("compute", "replay", 0.5, 0.5, 0.0), r"reuse \(replay\)"),
+        (3, ("reuse", "replay", 0.01, 0.01, 0.76), r"compute \(replay\)"),
+        (3, ("compute", "threshold", 0.01, 0.01, 0.0), r"compute \(replay\)"),
+        (2, ("reuse", "below_threshold", 0.25, 0.25, 0.75), r"reuse \(replay\)"),
+        (2, ("reuse", "replay", None, None, None), "signal None"),
+        (2, ("reuse", "replay", 0.25, 0.25, 0.25), "accumulator 0.25"),
+        (0, ("compute", "replay", 0.1, None, 0.0), "where the rules measure none"),
+        (6, ("compute", "warmup_last", 0.25, 0.25, 0.0), r"reuse \(replay\)"),
+    ],
+)
+def test_a_departure_from_the_list_is_named(step: int, row: tuple[Any, ...], fault: str) -> None:
+    rows = list(TEA_LISTED)
+    rows[step] = row
+    found = replay(TEA_LIST, 7, events(rows, "teacache"))
+    assert any(re.search(rf"step {step}: .*{fault}", sentence) for sentence in found), found
+
+
+def test_the_last_forward_of_a_warm_up_is_computed_where_it_would_have_been_reused() -> None:
+    first = [*FIRST_BY_HAND[:3], ("compute", "warmup_last", 0.0, None, None)]
+    listed = [*FIRST_LISTED[:3], ("compute", "warmup_last", 0.9, None, None)]
+    tea = [*TEA_LISTED[:6], ("compute", "warmup_last", 0.25, 0.25, 0.0)]
+    for cache, rows in ((FIRST, first), (FIRST_LIST, listed), (TEA_LIST, tea)):
+        assert replay(cache, len(rows), events(rows, cache.kind), compute_last=True) == []
+        assert replay(cache, len(rows), events(rows, cache.kind)) != []
+    for cache, rows in ((FIRST, FIRST_BY_HAND), (FIRST_LIST, FIRST_LISTED), (TEA_LIST, TEA_LISTED)):
+        (fault,) = replay(cache, len(rows), events(rows, cache.kind), compute_last=True)
+        assert "the rules say compute (warmup_last)" in fault
+
+
+def test_the_last_forward_keeps_the_reason_of_a_rule_that_computes_it_anyhow() -> None:
+    assert replay(TEA, 7, events(TEA_BY_HAND, "teacache"), compute_last=True) == []  # cooldown
+    rows = [*FIRST_BY_HAND[:3], ("compute", "threshold", 0.2, None, None)]
+    assert replay(FIRST, 4, events(rows, "firstblockcache"), compute_last=True) == []
+
+
+def test_a_sum_on_the_threshold_at_a_computed_last_forward_may_go_either_way() -> None:
+    cache = TeaCache(kind="teacache", threshold=0.3, retain_steps=1, cooldown_steps=0, coefficients=(1.0, 0.0))
+    start = [("compute", "warmup", None, None, 0.0), ("reuse", "below_threshold", 0.1, 0.1, 0.1)]
+    for reason in ("threshold", "warmup_last"):
+        rows = [*start, ("compute", reason, 0.2, 0.2, 0.0)]
+        assert replay(cache, 3, events(rows, "teacache"), compute_last=True) == []

@@ -12,7 +12,7 @@ SHOWN = 3
 
 
 def decisions(record: Record, say: Scribe) -> None:
-    """Replay every request's decisions from its signals; an arm without cache has none."""
+    """Replay every request's decisions from its signals, or from the lock's list; an arm without cache has none."""
     replayed = 0
     for arm in record.arms.values():
         cached = record.lookup(arm).cache
@@ -24,7 +24,8 @@ def decisions(record: Record, say: Scribe) -> None:
                 continue
             for sample, timing in arm.timings.items():
                 found = of_sample(arm, rank, sample, CacheDecision)
-                faults = replay(record.target.cache, timing.num_inference_steps - 1, found)
+                last = timing.phase == "warmup" and record.target.warmup.compute_last
+                faults = replay(record.target.cache, timing.num_inference_steps - 1, found, compute_last=last)
                 replayed += 1
                 for fault in faults[:SHOWN]:
                     say.fail(
@@ -32,9 +33,12 @@ def decisions(record: Record, say: Scribe) -> None:
                     )
     if not any(record.lookup(arm).cache for arm in record.arms.values()):
         say.skip("no arm has a cache")
-    say.conclude(
-        f"{replayed} requests replayed from their signals; the signals themselves cannot be derived from a record"
-    )
+    if record.target.cache.replay:
+        say.conclude(f"{replayed} requests computed the forwards that the lock lists, and reused all others")
+    else:
+        say.conclude(
+            f"{replayed} requests replayed from their signals; the signals themselves cannot be derived from a record"
+        )
 
 
 def ranks(record: Record, say: Scribe) -> None:

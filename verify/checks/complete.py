@@ -89,7 +89,8 @@ def outcomes(record: Record, say: Scribe) -> None:
             say.invalid("the arm has no end", RERUN, arm.folder)
             continue
         if end.outcome != "complete":
-            say.fail(f"the arm ended as {end.outcome}: {end.reason or 'no reason given'}", RERUN, arm.folder)
+            report = say.invalid if end.outcome == "ungated" else say.fail
+            report(f"the arm ended as {end.outcome}: {end.reason or 'no reason given'}", RERUN, arm.folder)
             continue
         if not any(timing.phase == "measured" for timing in arm.timings.values()):
             say.invalid("the arm is complete without a measured sample", RERUN, arm.folder)

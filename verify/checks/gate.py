@@ -18,6 +18,9 @@ from verify.tensors import F64, Array, read_safetensors, to_f64
 
 AS_WRITTEN = "take the record as it was written"
 RED = "do not use timings of this arm; the kernel is wrong on this machine"
+LONGER = (
+    "run again with a warm-up that has a computed forward after sol_attn.dense_steps; warmup.compute_last=true does"
+)
 ROUNDING = 1e-6  # relative: the run may have summed its statistics in float32
 
 
@@ -54,6 +57,13 @@ def _session(say: Scribe, arm: ArmEvidence, warmup: int, samples: list[int]) -> 
         done = of_sample(arm, rank, warmup, GateDone)
         calls = [event for event in of_sample(arm, rank, warmup, Attention) if event.mode == "sparse"]
         reports = [report for report in arm.gates.values() if (report.rank, report.sample) == (rank, warmup)]
+        if not (done or reports or calls):
+            say.invalid(
+                f"warm-up {warmup} held no sparse call, so no gate ran, and nothing of this process counts",
+                LONGER,
+                where,
+            )
+            continue
         if len(done) != 1 or len(reports) != 1:
             say.invalid(
                 f"{len(done)} gate events and {len(reports)} gate reports for warm-up {warmup}",

@@ -535,3 +535,48 @@ def test_ranks_take_one_branch_though_their_own_rows_disagree(make) -> None:
         assert one.action == other.action
         assert (one.signal is None) == (other.signal is None)
         assert one.signal is None or one.signal == pytest.approx(other.signal, rel=1e-5)
+
+
+# --- a list in place of the signals ----------------------------------------------------------------------------------
+
+
+def replaying_teacache(replay: tuple[int, ...], on_decision: Callable[[Decision], None]) -> TeaCache:
+    return TeaCache(TeaCachePolicy(0.06, 2, 1, (1.0, 0.0), replay), probe, on_decision=on_decision)
+
+
+def replaying_first_block(replay: tuple[int, ...], on_decision: Callable[[Decision], None]) -> FirstBlockCache:
+    return FirstBlockCache(FirstBlockCachePolicy(0.03, replay), on_decision=on_decision)
+
+
+@pytest.mark.parametrize(
+    ("make", "replaying"), [(teacache, replaying_teacache), (first_block_cache, replaying_first_block)]
+)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_replaying_what_the_signals_decided_gives_the_same_bits_and_signals(
+    make: Callable[..., BlockStackCache],
+    replaying: Callable[[tuple[int, ...], Callable[[Decision], None]], BlockStackCache],
+    in_place: bool,
+) -> None:
+    inputs = make_inputs(12)
+    decided: list[Decision] = []
+    expected = run_request(make(on_decision=decided.append), make_blocks(5, in_place=in_place), inputs)
+    pattern = tuple(decision.step for decision in decided if decision.action == "compute")
+    assert 1 < len(pattern) < 12
+    replayed: list[Decision] = []
+    blocks = make_blocks(5, in_place=in_place)
+    outputs = run_request(replaying(pattern, replayed.append), blocks, inputs)
+    assert equal(outputs, expected)
+    assert [d.signal for d in replayed] == [d.signal for d in decided]
+    assert [d.action for d in replayed] == [d.action for d in decided]
+    assert {d.reason for d in replayed} == {"replay"}
+    assert [block.calls for block in blocks[1:]] == [len(pattern)] * 4
+
+
+def test_a_computed_last_forward_runs_every_block() -> None:
+    inputs, blocks, seen = make_inputs(4, drift=0.0), make_blocks(5), []
+    cache = first_block_cache(0.5, on_decision=seen.append)
+    cache.begin_request(4, compute_last=True)
+    outputs = [run_stack(cache.forward_blocks(step, blocks), x.clone(), step) for step, x in enumerate(inputs)]
+    assert [block.calls for block in blocks] == [4, 2, 2, 2, 2]
+    assert [d.reason for d in seen] == ["initialize", "below_threshold", "below_threshold", "warmup_last"]
+    assert torch.equal(outputs[3], run_stack(make_blocks(5), inputs[3].clone(), 3))

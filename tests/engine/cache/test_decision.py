@@ -282,3 +282,104 @@ def test_a_second_request_decides_like_a_fresh_policy(first: list[float], second
     used = TeaCachePolicy(0.3, 0, 0, IDENTITY)  # no forced forward that would reset the accumulator anyway
     tea(used, first)
     assert tea(used, second) == tea(TeaCachePolicy(0.3, 0, 0, IDENTITY), second)
+
+
+# --- a list in place of the signals, and a last forward that is computed anyhow --------------------------------------
+
+
+def test_a_list_decides_for_teacache_and_the_signals_stand_beside_it() -> None:
+    """Forwards 0, 1 and 6 are forced by the rules: listed they have no signal, and reused they have one."""
+    policy = TeaCachePolicy(0.5, retain_steps=2, cooldown_steps=1, coefficients=IDENTITY, replay=(0, 3, 4))
+    decisions = tea(policy, [9.0, 0.5, 0.25, 0.0625, 9.0, 0.5, 0.25])
+    assert decisions == [
+        Decision(0, "compute", "replay", None, None, 0.0),
+        Decision(1, "reuse", "replay", 0.5, 0.5, 0.5),
+        Decision(2, "reuse", "replay", 0.25, 0.25, 0.75),
+        Decision(3, "compute", "replay", 0.0625, 0.0625, 0.0),
+        Decision(4, "compute", "replay", 9.0, 9.0, 0.0),
+        Decision(5, "reuse", "replay", 0.5, 0.5, 0.5),
+        Decision(6, "reuse", "replay", 0.25, 0.25, 0.75),
+    ]
+
+
+def test_a_list_decides_for_firstblockcache_and_the_signals_stand_beside_it() -> None:
+    policy = FirstBlockCachePolicy(0.25, replay=(0, 2))
+    policy.begin_request(4)
+    assert [policy.decide(step, 9.0 if step % 2 else 0.0, step > 0) for step in range(4)] == [
+        Decision(0, "compute", "replay"),
+        Decision(1, "reuse", "replay", 9.0),
+        Decision(2, "compute", "replay", 0.0),
+        Decision(3, "reuse", "replay", 9.0),
+    ]
+
+
+def test_without_a_history_a_forward_beside_the_list_computes_and_says_why() -> None:
+    first = FirstBlockCachePolicy(0.25, replay=(0, 3))
+    first.begin_request(4)
+    assert first.decide(1, None, False).reason == "initialize"
+    assert first.decide(2, None, False, shape_changed=True).reason == "shape_change"
+    assert first.decide(3, None, False, shape_changed=True) == Decision(3, "compute", "replay")
+    teacache = TeaCachePolicy(0.5, 0, 0, IDENTITY, replay=(0, 3))
+    teacache.begin_request(4)
+    assert teacache.decide(1, None, False) == Decision(1, "compute", "initialize", accumulator=0.0)
+
+
+@pytest.mark.parametrize("replay", [(1, 2), (0, 2, 1), (0, 0), (-1, 0)])
+def test_a_list_that_does_not_rise_from_the_first_forward_is_refused(replay: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="must rise from forward 0"):
+        FirstBlockCachePolicy(0.1, replay)
+    with pytest.raises(ValueError, match="must rise from forward 0"):
+        TeaCachePolicy(0.1, 0, 0, IDENTITY, replay)
+
+
+lists = st.lists(st.integers(1, 59), max_size=20).map(lambda steps: tuple(sorted({0, *steps})))
+
+
+@given(signals=signal_series, replay=lists, retain=st.integers(0, 10), cooldown=st.integers(0, 10))
+def test_a_replay_computes_its_list_and_measures_every_reuse(
+    signals: list[float], replay: tuple[int, ...], retain: int, cooldown: int
+) -> None:
+    forwards = len(signals)
+    first = FirstBlockCachePolicy(0.1, replay)
+    first.begin_request(forwards)
+    teacache = TeaCachePolicy(0.1, retain, cooldown, IDENTITY, replay)
+    teacache.begin_request(forwards)
+    for step, signal in enumerate(signals):
+        wanted = "compute" if step in replay else "reuse"
+        needed = teacache.needs_signal(step, step > 0)
+        decision = teacache.decide(step, signal if needed else None, step > 0)
+        forced = step == 0 or step < retain or step >= forwards - cooldown
+        assert (decision.action, decision.reason) == (wanted, "replay")
+        assert (decision.signal is not None) == needed == (wanted == "reuse" or not forced)
+        needed = first.needs_signal(step, step > 0)
+        decision = first.decide(step, signal if needed else None, step > 0)
+        assert (decision.action, decision.reason) == (wanted, "replay")
+        assert (decision.signal is not None) == needed == (step > 0)
+
+
+def test_a_computed_last_forward_takes_the_place_of_a_reuse_alone() -> None:
+    first = FirstBlockCachePolicy(0.25)
+    for signal, reason in ((0.125, "warmup_last"), (0.5, "threshold")):
+        first.begin_request(2, compute_last=True)
+        first.decide(0, None, False)
+        assert first.decide(1, signal, True) == Decision(1, "compute", reason, signal)
+    first.begin_request(2)  # the next request does not remember it
+    assert first.decide(1, 0.125, True).action == "reuse"
+    teacache = TeaCachePolicy(0.5, 1, 0, IDENTITY)
+    teacache.begin_request(3, compute_last=True)
+    assert teacache.decide(0, None, False).reason == "warmup"
+    assert teacache.decide(1, 0.125, True) == Decision(1, "reuse", "below_threshold", 0.125, 0.125, 0.125)
+    assert teacache.decide(2, 0.125, True) == Decision(2, "compute", "warmup_last", 0.125, 0.125, 0.0)
+    teacache = TeaCachePolicy(0.5, 1, 1, IDENTITY)
+    teacache.begin_request(3, compute_last=True)
+    assert teacache.decide(2, None, True).reason == "cooldown"
+
+
+def test_a_short_warm_up_computes_its_part_of_the_list_and_its_last_forward() -> None:
+    """The 12-step warm-up: 11 forwards, of which 10 are dense, so forward 10 is the one that the gate needs."""
+    for replay in ((0, 3, 6, 9, 12, 15), (0, 1, 2, 3, 4, 9, 14)):
+        policy = FirstBlockCachePolicy(0.1, replay)
+        policy.begin_request(11, compute_last=True)
+        found = [policy.decide(step, 0.0, step > 0) for step in range(11)]
+        assert [d.step for d in found if d.action == "compute"] == [*(step for step in replay if step < 10), 10]
+        assert found[10].reason == "warmup_last"

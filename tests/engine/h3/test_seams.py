@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from config.errors import GateFailed
+from config.errors import Exit, GateFailed
 from config.lock import resolve
 from engine.evidence import EventLog
 from engine.h3 import seams, sparse
-from engine.h3.arm import worker_rank
+from engine.h3.arm import Driver, ungated_reason, worker_rank
 from engine.h3.layout import PackedLayout
 from engine.h3.spec import ArmSpec, RequestSpec
 from engine.h3.tracker import Tracker
@@ -122,3 +122,78 @@ def test_a_stock_model_tells_which_attention_each_block_used(tmp_path: Path) -> 
 
 def test_the_rank_is_in_the_workers_name() -> None:
     assert worker_rank("sglang-diffusionWorker-3") == 3
+
+
+def test_a_first_sparse_call_in_a_measured_request_is_refused_and_not_gated(tmp_path: Path) -> None:
+    """Its gate would run inside the stopwatch."""
+    made = tracker(tmp_path)
+    made.end_stage("MiniMaxH3DecodingStage", 1.0)  # the warm-up is over
+    made.begin_request()
+    made.layout, made.step = LAYOUT, 6
+    with pytest.raises(RuntimeError, match="sample 1 makes the first sparse call"):
+        sparse.sparse_attention(made, 2, 128**-0.5, *qkv())
+    assert [event for event in events(tmp_path) if event["event"] in ("gate", "attention")] == []
+
+
+def test_the_last_forward_of_a_warm_up_alone_is_computed(tmp_path: Path) -> None:
+    made = tracker(tmp_path, overrides=("warmup.compute_last=true",))
+    asked = []
+    made.cache = SimpleNamespace(  # type: ignore[assignment]
+        begin_request=lambda forwards, *, compute_last: asked.append((forwards, compute_last)), end_request=lambda: None
+    )
+    for _ in range(2):
+        made.begin_request()
+        made.end_request(1.0)
+        made.end_stage("MiniMaxH3DecodingStage", 1.0)
+    assert asked == [(16, True), (16, False)]
+    other = tracker(tmp_path / "other")
+    assert not other.compute_last
+
+
+@pytest.mark.parametrize(("target", "kind"), [("cpu", seams.TeaCache), ("cpu-fbc", seams.FirstBlockCache)])
+def test_the_locks_list_reaches_the_cache(tmp_path: Path, target: str, kind: type) -> None:
+    spec = ArmSpec(
+        record=str(tmp_path),
+        arm="cache",
+        lock=resolve(target, ["cache.replay=0,2-4"]),
+        checkpoint="/weights",
+        requests=(RequestSpec(sample=0, phase="warmup", seed=1, num_inference_steps=17),),
+    )
+    made = Tracker(spec, 0, EventLog(spec.folder / "events-rank0.jsonl", "worker", time.monotonic()))
+    cache = seams.cache_factory(made)(SimpleNamespace(blocks=[SimpleNamespace()]))
+    assert isinstance(cache, kind)
+    assert cache._policy.replay == {0, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("arm", "gates", "ungated"), [("fullopt", 0, True), ("fullopt", 1, False), ("cache", 0, False)]
+)
+def test_a_sparse_arm_without_a_gate_after_its_warm_up_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str, gates: int, ungated: bool
+) -> None:
+    monkeypatch.setattr(Driver, "load", lambda driver: None)
+    for name in ("prepare", "prepare_cpu"):  # nothing of SGLang is imported or replaced in this process
+        monkeypatch.setattr(f"engine.h3.arm.{name}", lambda spec: [], raising=False)
+    spec = tracker(tmp_path, arm).spec
+    driver = Driver(spec)
+    driver.gate_verdicts = lambda: [True] * gates  # type: ignore[method-assign]
+    assert driver.is_ungated() is ungated
+    if ungated:
+        served: list[int] = []
+        driver.serve = lambda request: served.append(request.sample) or True  # type: ignore[method-assign,func-returns-value]
+        assert driver.run() is Exit.INVALID_RECORD
+        assert served == [0]
+        (end,) = [event for event in events(tmp_path, arm) if event["event"] == "arm_end"]
+        assert end["outcome"] == "ungated" and "held no sparse call" in str(end["reason"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cached", "says"),
+    [
+        (("warmup.num_inference_steps=7",), True, "warmup.num_inference_steps to at least 8"),
+        (("warmup.num_inference_steps=8",), True, "set warmup.compute_last=true"),
+        (("sol_attn.dense_layers=99",), False, "sol_attn.dense_layers=99"),
+    ],
+)
+def test_why_an_arm_is_ungated_names_what_to_change(overrides: tuple[str, ...], cached: bool, says: str) -> None:
+    assert says in ungated_reason(resolve("cpu-fbc", overrides).resolved, cached)
