@@ -222,6 +222,8 @@ def _values(target: Target) -> dict[str, Any]:
     for table, key in LATER:
         if not values[table][key]:
             del values[table][key]
+    if values["output"] == "mp4":
+        del values["output"]  # younger than the first locks, which keep their digests
     values["recipe_files"] = read_recipe(target.recipe).model_dump(mode="json")
     return values
 

@@ -7,7 +7,7 @@ A record is a directory:
     lock.json, environment.json, signer.json, benchmark.json, attestation.json, status
     arms/<arm>/events-rank<N>.jsonl, gate-rank<N>.json, gate-rank<N>.safetensors
     arms/<arm>/telemetry-gpu<N>.jsonl, telemetry-host.jsonl
-    arms/<arm>/sample-<n>/timing.json, out.mp4
+    arms/<arm>/sample-<n>/timing.json, out.mp4 (absent where the request was not muxed)
 
 Times are seconds of a monotonic clock unless a name says otherwise; sample 0 is the warm-up. A later process that
 adds samples to an arm begins with a warm-up of its own, whose number goes on, and keeps its gate files in that
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, TypeAdapter
+from pydantic import Field, StringConstraints, TypeAdapter, model_validator
 
 from config.schema import ArmName, Model, Sha256
 from config.telemetry import AnyLine
@@ -295,6 +295,31 @@ class Stage(Event):
     seconds: float
 
 
+class OutputTensor(Model):
+    """A tensor that left the pipeline.
+
+    `sha256` is taken over the elements in row-major order, the last index fastest, each in the little-endian bytes of
+    `dtype`; nothing is converted.
+    """
+
+    shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(strict=False, min_length=1, max_length=8)
+    dtype: Literal["float32", "float16", "bfloat16"]
+    sha256: Sha256
+
+
+class Output(Event):
+    """What left the pipeline of a request that is not muxed. Rank 0's worker digests it after it has answered.
+
+    `video` is [1, 3, frames, height, width], RGB from 0 to 1; `audio` is [1, channels, samples].
+    """
+
+    event: Literal["output"] = "output"
+    sample: int
+    video: OutputTensor
+    audio: OutputTensor
+    audio_sample_rate: int = Field(ge=1, description="Hz")
+
+
 class OffloadLoads(Event):
     """Layer loads of the layer-wise offload during a request, per component."""
 
@@ -334,6 +359,7 @@ AnyEvent = Annotated[
     | GateDone
     | Memory
     | Stage
+    | Output
     | OffloadLoads
     | RequestEnd
     | ArmEnd,
@@ -435,8 +461,27 @@ class Media(Model):
     audio_seconds: float
 
 
+class TensorOutput(Model):
+    """What a request left on a machine that cannot mux a video: the worker's `output` event, and what follows from it.
+
+    frames, height, width: the last three of `video.shape`. reason: what the machine lacks.
+    """
+
+    reason: str = Field(min_length=1)
+    video: OutputTensor
+    audio: OutputTensor
+    frames: int
+    width: int
+    height: int
+    audio_sample_rate: int = Field(ge=1, description="Hz")
+
+
 class Timing(Model):
-    """One request as the driver timed it, beside what SGLang's own metrics say (in milliseconds, as they came)."""
+    """One request as the driver timed it, beside what SGLang's own metrics say (in milliseconds, as they came).
+
+    Exactly one of `media` and `output` is there. With `output`, `seconds` ends when the tensors are on the device: they
+    were neither copied to the host nor encoded.
+    """
 
     schema_version: Literal[1] = 1
     sample: int
@@ -447,7 +492,14 @@ class Timing(Model):
     sglang_total_ms: float | None
     sglang_stages_ms: dict[str, float]
     sglang_steps_ms: tuple[float, ...] = Field(strict=False)
-    media: Media
+    media: Media | None = None
+    output: TensorOutput | None = None
+
+    @model_validator(mode="after")
+    def _muxed_or_not(self) -> Timing:
+        if (self.media is None) == (self.output is None):
+            raise ValueError("a timing has media or output, one of the two")
+        return self
 
 
 # --- benchmark.json ---------------------------------------------------------------------------------------------------
@@ -499,6 +551,9 @@ class SampleResult(Model):
     steps, in order. sparse_forwards: steps with a sparse call. Backends: sorted, each once, over all ranks. cache: rank
     0's decisions. peak_rss_mib, peak_reserved_mib: the largest memory event over all ranks; the allocator's own count.
 
+    file_sha256, frames_sha256: of the video, null where the request was not muxed; then unmuxed is the reason, and
+    video_sha256 and audio_sha256 are those of the tensors.
+
     peak_nvml_mib: the largest memory_peak_mib over all GPUs, from the telemetry of the request: every gpu_sample after
     its beginning up to the first one of the session at or after its end, both by the driver's events. It holds what
     the allocator does not know of: the CUDA context, NCCL's buffers, compiled kernels. Null where no GPU was sampled.
@@ -516,11 +571,14 @@ class SampleResult(Model):
     sparse_backends: tuple[str, ...] = Field(strict=False)
     cache: CacheCounts | None
     density: Density | None
-    file_sha256: Sha256
-    frames_sha256: Sha256
+    file_sha256: Sha256 | None
+    frames_sha256: Sha256 | None
     peak_rss_mib: float
     peak_reserved_mib: float
     peak_nvml_mib: float | None = None
+    video_sha256: Sha256 | None = None
+    audio_sha256: Sha256 | None = None
+    unmuxed: str = ""
 
 
 class GateSummary(Model):

@@ -271,6 +271,10 @@ class Target(Setting):
     gate: Gate
     arms: dict[ArmName, Arm] = Field(min_length=1)
     env: dict[str, str] = Field(default_factory=dict)
+    output: Literal["mp4", "mp4_or_tensors"] = Field(
+        default="mp4",
+        description="what a request leaves: a muxed video; or, on a machine that cannot mux one, its tensors' digests",
+    )
     defaults: Defaults
 
     @model_validator(mode="after")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import av
-
 from config.canonical import sha256_file
 from config.record import Media
 
@@ -20,7 +18,10 @@ def observe_media(path: Path) -> Media:
     Raises:
         ValueError: there is no video or no audio stream, or the pixels are not yuv420p.
         OSError, av.FFmpegError: the file cannot be read or decoded.
+        ImportError: PyAV is not there.
     """
+    import av  # not at the top: a target may do without a video, and its machine without PyAV
+
     digest, frames = hashlib.sha256(), 0
     with av.open(str(path)) as container:
         if not container.streams.video or not container.streams.audio:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from config.errors import InvalidRecord
 from config.record import BENCHMARK, ArmResult, Benchmark
+from verify.findings import plain
 
 PEAK = "peak MiB (allocator / NVML)"
 
@@ -44,11 +45,23 @@ def print_benchmark(console: Console, benchmark: Benchmark) -> None:
         f"target {benchmark.target}, lock {benchmark.lock_digest[:12]} ({kind}), weights: {benchmark.weights}"
     )
     console.print(table_of(benchmark))
+    print_unmuxed(console, benchmark)
     for ratio in benchmark.ratios:
         times = f"{ratio.seconds:.3f}x end to end, {ratio.denoise_seconds:.3f}x denoising"
         console.print(f"{ratio.arm} over {ratio.baseline}: {times}")
     if benchmark.weights == "synthetic":
         console.print("Synthetic weights: no figure here stands beside a published one.")
+
+
+def print_unmuxed(console: Console, benchmark: Benchmark) -> None:
+    """Which arms left tensors and no video, and why."""
+    arms: dict[str, list[str]] = {}
+    for name, arm in benchmark.arms.items():
+        for reason in dict.fromkeys(sample.unmuxed for sample in arm.samples if sample.unmuxed):
+            arms.setdefault(plain(reason), []).append(name)
+    for reason, names in arms.items():
+        text = f"not muxed ({reason}): no video, and no copy to the host and no encoding in the seconds"
+        console.print(f"{', '.join(names)}: {text}", markup=False)
 
 
 def table_of(benchmark: Benchmark) -> Table:

@@ -172,6 +172,7 @@ def _sample(arm: ArmEvidence, sample: int, looks: list[list[tuple[float, float]]
     steps = sorted(of_sample(arm, 0, sample, Step), key=lambda event: event.step)
     attention = [event for rank in arm.events for event in of_sample(arm, rank, sample, Attention)]
     memory = [event for rank in arm.events for event in of_sample(arm, rank, sample, Memory)]
+    media, tensors = timing.media, timing.output
     return SampleResult(
         sample=sample,
         phase=timing.phase,
@@ -185,8 +186,11 @@ def _sample(arm: ArmEvidence, sample: int, looks: list[list[tuple[float, float]]
         sparse_backends=tuple(sorted({event.backend for event in attention if event.mode == "sparse"})),
         cache=_cache(of_sample(arm, 0, sample, CacheDecision)),
         density=_density(call_densities(arm, sample)),
-        file_sha256=timing.media.file_sha256,
-        frames_sha256=timing.media.frames_sha256,
+        file_sha256=media.file_sha256 if media else None,
+        frames_sha256=media.frames_sha256 if media else None,
+        video_sha256=tensors.video.sha256 if tensors else None,
+        audio_sha256=tensors.audio.sha256 if tensors else None,
+        unmuxed=tensors.reason if tensors else "",
         peak_rss_mib=max((event.rss_mib for event in memory), default=0.0),
         peak_reserved_mib=max((event.reserved_mib for event in memory), default=0.0),
         peak_nvml_mib=_nvml_peak(_span(arm, sample), looks),

@@ -27,7 +27,7 @@ def examine(target: Target, out: Path) -> list[Check]:
     smoke = bool(checks) and all(check.severity is not Severity.ERROR for check in checks)
     checks += check_memory(target)
     checks += check_host(target, out)
-    checks += check_media()
+    checks += check_media(Severity.ERROR if target.output == "mp4" else Severity.WARNING)
     checks += check_toolchain(target)
     checks += check_software(target)
     checks += check_image()

@@ -42,7 +42,7 @@ def prepare_cpu(spec: ArmSpec) -> list[str]:
 
 def prepare_worker(spec: ArmSpec) -> None:
     """Install stand-ins and seams in a spawned worker and say so in its events."""
-    from engine.h3 import seams
+    from engine.h3 import output, seams
     from engine.h3.tracker import Tracker
 
     rank = worker_rank(multiprocessing.current_process().name)
@@ -50,6 +50,8 @@ def prepare_worker(spec: ArmSpec) -> None:
     installed = prepare_cpu(spec)
     tracker = Tracker(spec, rank, log)
     installed += seams.install(tracker)
+    if os.environ.get(output.UNMUXED_VARIABLE):
+        installed.append(output.keep_tensors(tracker))
     log.write(ArmStart, arm=spec.arm, rank=rank, seams=tuple(installed), notes=spec.lock.resolved.notes)
 
 
@@ -66,11 +68,13 @@ class Driver:
         self.log = EventLog(spec.folder / "events-rank0.jsonl", "driver", STARTED)
         self.generator: Any = None
         self.last_error = ""
+        self.unmuxed = ""
         self.finished = False
 
     def run(self) -> Exit:
         """Load, run every request, stop. Returns the process's exit code."""
-        self.log.write(ArmStart, arm=self.spec.arm, rank=0, seams=tuple(prepare_cpu(self.spec)), clock=STARTED)
+        installed = prepare_cpu(self.spec) + self.prepare_output()
+        self.log.write(ArmStart, arm=self.spec.arm, rank=0, seams=tuple(installed), clock=STARTED)
         self.load()
         for request in self.spec.requests:
             if not self.serve(request):
@@ -82,6 +86,17 @@ class Driver:
             self.generator.shutdown()
         self.log.write(ArmEnd, outcome="complete")
         return Exit.PASSED
+
+    def prepare_output(self) -> list[str]:
+        """Decide once whether requests are muxed; the workers, spawned later, inherit the decision. Names of seams."""
+        from engine.h3 import output
+
+        os.environ.pop(output.UNMUXED_VARIABLE, None)
+        self.unmuxed = output.why_not_muxed(self.target)
+        if not self.unmuxed:
+            return []
+        os.environ[output.UNMUXED_VARIABLE] = self.unmuxed
+        return [output.expect_no_file()]
 
     def load(self) -> None:
         """Start SGLang's worker and wait until its pipeline is ready."""
@@ -129,7 +144,6 @@ class Driver:
     def serve(self, request: RequestSpec) -> bool:
         """Run one request; its sample counts from the moment its timing.json exists."""
         from engine.h3.server_arguments import request_arguments
-        from engine.media import observe_media
 
         folder = self.spec.folder / f"sample-{request.sample}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +156,8 @@ class Driver:
             )
         )
         seconds = time.perf_counter() - began
-        if result is None or not out.is_file():
+        left = None if result is None else self.what_is_left(request.sample, out)
+        if result is None or left is None:
             return False
         metrics = result.metrics or {}
         timing = Timing(
@@ -154,11 +169,25 @@ class Driver:
             sglang_total_ms=metrics.get("total_duration_ms"),
             sglang_stages_ms={name: float(value) for name, value in metrics.get("stages", {}).items()},
             sglang_steps_ms=tuple(float(value) for value in metrics.get("steps", ())),
-            media=observe_media(out),
+            **left,
         )
         self.log.write(RequestEnd, sample=request.sample, seconds=seconds)
         write_model(folder / "timing.json", timing)
         return True
+
+    def what_is_left(self, sample: int, out: Path) -> dict[str, Any] | None:
+        """The `media` or `output` of timing.json; None, with the reason kept, where the request left neither."""
+        if not self.unmuxed:
+            from engine.media import observe_media
+
+            return {"media": observe_media(out)} if out.is_file() else None
+        from engine.h3.output import wait_for_output
+
+        found = wait_for_output(self.spec.folder / "events-rank0.jsonl", sample, self.unmuxed)
+        if found is None:
+            self.last_error = f"the worker did not digest the output tensors of sample {sample} in time"
+            return None
+        return {"output": found}
 
     def fail(self) -> Exit:
         """Say how the arm ended and stop. A red gate is told apart from every other fault by what the worker wrote."""

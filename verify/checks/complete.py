@@ -34,6 +34,12 @@ def files(record: Record, say: Scribe) -> None:
         for name in _expected(record, arm):
             if name not in record.files and name not in record.withheld:
                 say.invalid("the file is missing", RERUN, name)
+        for sample, timing in arm.timings.items():
+            video = f"{arm.folder}sample-{sample}/out.mp4"
+            if timing.media is None and (video in record.files or video in record.withheld):
+                say.invalid(
+                    "timing.json says that this sample was not muxed", "take the record as it was written", video
+                )
     say.conclude(f"every file of {len(record.arms)} arms is there")
 
 
@@ -42,8 +48,7 @@ def _expected(record: Record, arm: ArmEvidence) -> list[str]:
     names = [f"{arm.folder}events-rank{rank}.jsonl" for rank in ranks]
     for gate in arm.gates:
         names.append(gate.removesuffix(".json") + ".safetensors")
-    for sample in arm.timings:
-        names.append(f"{arm.folder}sample-{sample}/out.mp4")
+    names += [f"{arm.folder}sample-{sample}/out.mp4" for sample, timing in arm.timings.items() if timing.media]
     return names
 
 
