@@ -10,6 +10,7 @@ from rich.table import Table
 
 from config.errors import InvalidRecord
 from config.record import BENCHMARK, ArmResult, Benchmark
+from entrypoints.spread import print_spreads
 from verify.findings import plain
 
 PEAK = "peak MiB (allocator / NVML)"
@@ -36,6 +37,7 @@ def show_report(record: Path, *, as_json: bool) -> None:
         console.file.write(data.decode())
         return
     print_benchmark(console, benchmark)
+    print_spreads(console, record, benchmark)
 
 
 def print_benchmark(console: Console, benchmark: Benchmark) -> None:
