@@ -175,7 +175,7 @@ def _read(name: str) -> dict[str, Any]:
         tree = tomllib.loads((TARGETS / f"{name}.toml").read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"target file {name}.toml is not TOML: {error}", remedy="restore the shipped file") from None
-    if isinstance(tree.get("cache"), dict) and tree["cache"].get("replay"):
+    if isinstance(tree.get("cache"), dict) and tree["cache"].get("replay", []) != []:
         raise UsageError(
             f"target file {name}.toml has cache.replay",
             needed="none: a list in place of the signals is for open runs",

@@ -84,10 +84,10 @@ def test_wrong_lists_are_refused_with_a_reason(override: str, says: str) -> None
     assert says in str(caught.value) and caught.value.exit_code is Exit.USAGE
 
 
-@pytest.mark.parametrize("value", ["[0, 1]", '"0-1"', '"published-count"', "0, 1"])
+@pytest.mark.parametrize("value", ["[0, 1]", "[0]", "0", '"0-1"', '"published-count"'])
 def test_a_target_that_ships_with_a_list_is_refused(tmp_path: Path, value: str) -> None:
     text = FIXTURE.replace("threshold = 0.08", f"threshold = 0.08\nreplay = {value}")
-    with target_folder(tmp_path, text), pytest.raises(UsageError, match=r"has cache\.replay|is not TOML"):
+    with target_folder(tmp_path, text), pytest.raises(UsageError, match=r"has cache\.replay"):
         load_target("fixture")
     with target_folder(tmp_path, text), pytest.raises(UsageError):
         load_target("fixture", ["cache.replay=[]"])
