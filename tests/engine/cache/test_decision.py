@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.errors import SolError
+from config.record import CacheDecision
+from config.schema import FirstBlockCache, TeaCache
 from engine.cache.decision import CachePolicy, Decision, FirstBlockCachePolicy, TeaCachePolicy
+from verify.cachesim import replay as judge
 
 IDENTITY = (1.0, 0.0)
 
@@ -383,3 +386,43 @@ def test_a_short_warm_up_computes_its_part_of_the_list_and_its_last_forward() ->
         found = [policy.decide(step, 0.0, step > 0) for step in range(11)]
         assert [d.step for d in found if d.action == "compute"] == [*(step for step in replay if step < 10), 10]
         assert found[10].reason == "warmup_last"
+
+
+@given(
+    signals=signal_series,
+    replay=st.just(()) | lists,
+    threshold=st.floats(0.001, 2) | st.sampled_from([0.05, 0.1, 0.5]),
+    retain=st.integers(0, 10),
+    cooldown=st.integers(0, 10),
+    last=st.booleans(),
+)
+def test_the_judges_own_rules_agree_with_every_decision(
+    signals: list[float], replay: tuple[int, ...], threshold: float, retain: int, cooldown: int, last: bool
+) -> None:
+    """And with none that is turned over."""
+    forwards = len(signals)
+    tea_lock = TeaCache(
+        kind="teacache",
+        threshold=threshold,
+        retain_steps=retain,
+        cooldown_steps=cooldown,
+        coefficients=IDENTITY,
+        replay=replay,
+    )
+    first_lock = FirstBlockCache(kind="firstblockcache", threshold=threshold, replay=replay)
+    for lock, policy in (
+        (tea_lock, TeaCachePolicy(threshold, retain, cooldown, IDENTITY, replay)),
+        (first_lock, FirstBlockCachePolicy(threshold, replay)),
+    ):
+        policy.begin_request(forwards, compute_last=last)
+        decided = []
+        for step, signal in enumerate(signals):
+            needed = policy.needs_signal(step, step > 0)
+            decided.append(policy.decide(step, signal if needed else None, step > 0))
+        recorded = [
+            CacheDecision(t=0, seq=i, source="worker", sample=1, kind=lock.kind, **dataclasses.asdict(decision))
+            for i, decision in enumerate(decided)
+        ]
+        assert judge(lock, forwards, recorded, compute_last=last) == []
+        turned = recorded[-1].model_copy(update={"action": "reuse" if recorded[-1].action == "compute" else "compute"})
+        assert judge(lock, forwards, [*recorded[:-1], turned], compute_last=last) != []
