@@ -40,7 +40,7 @@ def running_side(target: str) -> None:
 
     from config.lock import load_target
     from engine.environment import package_differences, sglang_pins, sglang_sources
-    from engine.h3 import cpu
+    from engine.h3 import cpu, sgl_kernel_stand_in
 
     encoders = subprocess.run(["ffmpeg", "-hide_banner", "-encoders"], capture_output=True, text=True).stdout
     if "libx264" not in encoders or shutil.which("ffprobe") is None:
@@ -54,6 +54,8 @@ def running_side(target: str) -> None:
         raise SystemExit(f"packages differ from the lock: {wrong[:5]}")
     if torch.version.cuda is None:  # torchvision's own operators do not load beside a CPU build
         cpu.declare_torchvision_operators()
+    else:
+        sgl_kernel_stand_in.install()
     for name in H3:
         importlib.import_module(name)
 

@@ -3,7 +3,7 @@
 #
 #   docker run IMAGE                     what the image is for: its benchmark (sol-verify: help)
 #   docker run IMAGE VERB [OPTION ...]   a verb of sol; verbs that want a target get the image's own
-#   docker run IMAGE shell               a shell in the same surroundings
+#   docker run IMAGE shell [-c COMMAND]  a shell in the same surroundings
 set -eu
 
 identity=$(sha256sum /opt/sol/image/image.json | cut -c1-64)
@@ -21,10 +21,15 @@ if [ -n "${SOL_TARGET:-}" ]; then
         exit 10
     fi
     export HOME="$place/home" TMPDIR="$place/tmp" XDG_CACHE_HOME="$place/home/.cache"
-    export TRITON_CACHE_DIR="$place/triton" TORCHINDUCTOR_CACHE_DIR="$place/inductor" CUDA_CACHE_PATH="$place/cuda"
-    export PYTHONPYCACHEPREFIX="$place/python"
-    export TVM_FFI_CACHE_DIR="$place/kernels"
-    [ -d "$TVM_FFI_CACHE_DIR" ] || cp -r /opt/sol/kernels "$TVM_FFI_CACHE_DIR"
+    export TRITON_CACHE_DIR="$place/triton" TVM_FFI_CACHE_DIR="$place/tvm-ffi"
+    export TORCHINDUCTOR_CACHE_DIR="$place/inductor" CUDA_CACHE_PATH="$place/cuda" PYTHONPYCACHEPREFIX="$place/python"
+    for built in triton tvm-ffi; do # what was compiled with the image; whole or not there
+        if [ -d "/opt/sol/kernels/$built" ] && [ ! -d "$place/$built" ]; then
+            copy=$(mktemp -d "$place/.$built.XXXXXX")
+            cp -r "/opt/sol/kernels/$built/." "$copy"
+            mv -T "$copy" "$place/$built" 2>/dev/null || rm -rf "$copy" # another container was faster
+        fi
+    done
     # Weights in a volume of their own, if one is given; a synthetic checkpoint may as well lie among the caches.
     if [ -z "${SOL_CACHE:-}" ]; then
         if grep -q ' /weights ' /proc/self/mounts; then SOL_CACHE=/weights; else SOL_CACHE=/caches/checkpoints; fi
@@ -35,7 +40,10 @@ else
 fi
 
 verb=${1:-}
-[ "$verb" != shell ] || exec /bin/bash
+if [ "$verb" = shell ]; then
+    shift
+    exec /bin/bash "$@"
+fi
 if [ -n "${SOL_TARGET:-}" ]; then
     case $verb in
         benchmark | doctor | fetch | print | synth)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Build images with `docker buildx bake`, with the revision, time and pins of this checkout as labels.
+"""Build images with `docker buildx bake`, with the revision, time and pins of this checkout.
 
     scripts/build_image.py cpu verify                      sol-cpu and sol-verify, into the engine
     scripts/build_image.py rtx4090 --oci rtx4090.tar       an OCI archive instead, the same bytes each time
@@ -13,27 +13,17 @@ environment.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shlex
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
-from types import ModuleType
+
+import image_labels
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCAL_BASE = "local/debian:bookworm"
 BAKE = Path("docker/docker-bake.hcl")
-
-
-def load_seal() -> ModuleType:
-    """docker/seal.py, which names the labels inside the image as well."""
-    spec = importlib.util.spec_from_file_location("seal", ROOT / "docker/seal.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -51,15 +41,6 @@ def revision(root: Path) -> str:
     return (head + ("+" if git(root, "status", "--porcelain", "--untracked-files=no") else "")) if head else "unknown"
 
 
-def base_of(root: Path, target: str, local: bool) -> str:
-    """The base image, NAME@DIGEST, as the recipe pins it; sol-verify has the CPU image's."""
-    if local:
-        return LOCAL_BASE
-    recipe = root / "images" / ("cpu" if target == "verify" else target) / "image.toml"
-    base = tomllib.loads(recipe.read_text("utf-8"))["base_image"]
-    return f"{base['name']}@{base['index_digest']}"
-
-
 def command(root: Path, arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """The bake command and the variables that it reads."""
     variables = {
@@ -67,17 +48,15 @@ def command(root: Path, arguments: argparse.Namespace) -> tuple[list[str], dict[
         "SOURCE_DATE_EPOCH": git(root, "log", "-1", "--format=%ct") or "0",
     }
     if arguments.local_base:
-        variables |= {"DEBIAN_BASE": LOCAL_BASE, "CUDA_BASE": LOCAL_BASE, "KERNELS": "skip"}
+        variables |= {"DEBIAN_BASE": LOCAL_BASE, "CUDA_BASE": LOCAL_BASE, "KERNELS": "triton"}
         variables |= {"DEBIAN_SNAPSHOT": "", "UBUNTU_SNAPSHOT": ""}
     if arguments.ca_bundle:
         variables["SOL_CA_BUNDLE"] = str(arguments.ca_bundle.absolute())
     out = ["docker", "buildx", "bake", "-f", str(BAKE), "--provenance=false", f"--progress={arguments.progress}"]
     out += ["--no-cache"] if arguments.no_cache else []
-    seal = load_seal()
     for target in arguments.targets:
         name = f"sol-{target}"
-        base = base_of(root, target, arguments.local_base)
-        for label, value in seal.labels(root / "images" / target, base, variables["SOL_REVISION"]).items():
+        for label, value in image_labels.labels(root, target).items():
             out += ["--set", f"{name}.labels.{label}={value}"]
         for context, folder in (("wheels", arguments.wheels), ("git-trees", arguments.git_trees)):
             out += ["--set", f"{name}.contexts.{context}={folder.absolute()}"] if folder else []
@@ -92,9 +71,11 @@ def command(root: Path, arguments: argparse.Namespace) -> tuple[list[str], dict[
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="+", choices=["cpu", "verify", "rtx4090", "h100x4", "a100x4"])
+    parser.add_argument("targets", nargs="+", choices=["cpu", "verify", "rtx4090", "h100x4", "a100x4", "h200"])
     parser.add_argument("--oci", type=Path, metavar="FILE", help="write an OCI archive; one target")
-    parser.add_argument("--local-base", action="store_true", help=f"build on {LOCAL_BASE}, without kernels built ahead")
+    parser.add_argument(
+        "--local-base", action="store_true", help=f"build on {LOCAL_BASE}; of the kernels, those that need no nvcc"
+    )
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="take wheels from here and ask no index")
     parser.add_argument("--git-trees", type=Path, metavar="DIR", help="take git sources from here (DIR/sana)")
     parser.add_argument("--ca-bundle", type=Path, metavar="FILE", help="certificates of a proxy, for the build alone")

@@ -11,7 +11,8 @@ import pytest
 
 from .conftest import ROOT, Engine
 
-SERVICES = ("rtx4090", "h100x4", "a100x4", "cpu", "verify")
+pytestmark = pytest.mark.docker  # an engine is started, whose compose plugin this is
+SERVICES = ("rtx4090", "h100x4", "a100x4", "h200", "cpu", "verify")
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +21,11 @@ def environment(engine: Engine) -> dict[str, str]:
     return {name: value for name, value in engine.environment.items() if not name.startswith("SOL_")}
 
 
-def config(environment: dict[str, str], *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = ["docker", "compose", "--env-file", "/dev/null", "config", *words]
-    return subprocess.run(command, cwd=ROOT, env={**environment, **variables}, capture_output=True, text=True)
+def config(
+    environment: dict[str, str], *words: str, env_file: Path = Path("/dev/null")
+) -> subprocess.CompletedProcess[str]:
+    command = ["docker", "compose", "--env-file", str(env_file), "config", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -57,9 +60,26 @@ def test_every_service_is_narrow_and_reserves_its_gpus(environment: dict[str, st
     [
         ("SOL_WEIGHTS", "weights", "undefined volume weights"),
         ("SOL_RUNS", "/runs:/x:/y:/z", "/runs:/x:/y:/z"),
+        ("SOL_RUNS", "${SOL_RUNS", "SOL_RUNS"),
     ],
 )
-def test_a_wrong_value_gives_one_clear_line(environment: dict[str, str], name: str, value: str, says: str) -> None:
-    done = config(environment, "--quiet", **{name: value})
+def test_a_wrong_value_in_dot_env_gives_one_clear_line(
+    environment: dict[str, str], tmp_path: Path, name: str, value: str, says: str
+) -> None:
+    (tmp_path / ".env").write_text(f"{name}={value}\n")
+    done = config(environment, "--quiet", env_file=tmp_path / ".env")
     assert done.returncode != 0
     assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_what_a_download_needs_is_passed_on_only_where_it_is_set(environment: dict[str, str], tmp_path: Path) -> None:
+    """An empty HF_ENDPOINT would be no address; the CPU and verifying services get none of them."""
+    names = {"SOL_ACCEPT_LICENCE": "yes", "HF_ENDPOINT": "https://hub.example.org", "HF_HUB_DISABLE_XET": "1"}
+    unset = json.loads(config(environment, "--format", "json").stdout)["services"]
+    assert all(unset["h100x4"]["environment"][name] is None for name in names)
+    (tmp_path / ".env").write_text("".join(f"{name}={value}\n" for name, value in names.items()))
+    done = config(environment, "--format", "json", env_file=tmp_path / ".env")
+    services = json.loads(done.stdout)["services"]
+    for service in SERVICES:
+        given = {name: value for name, value in services[service]["environment"].items() if name in names}
+        assert given == (names if service not in ("cpu", "verify") else {}), service

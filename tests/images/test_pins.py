@@ -16,7 +16,7 @@ import pytest
 from config.lock import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-GPU = ("rtx4090", "h100x4", "a100x4")
+GPU = ("rtx4090", "h100x4", "a100x4", "h200")
 
 
 def load(path: str) -> ModuleType:
@@ -118,7 +118,7 @@ def test_gpu_locks_have_what_the_recipe_names(name: str) -> None:
     locked = blocks(ROOT / "images" / name / "requirements.lock")
     for package, version in pinned["torch"]["nvidia"].items():
         assert locked[package].startswith(f"{package}=={version} ")
-    for package, version in pinned["sana"]["needs"].items():
+    for package, version in pinned.get("sana", recipe("h100x4")["sana"])["needs"].items():
         exact = version if version[0].isdigit() else locked[package].split()[0].split("==")[1]
         assert locked[package].startswith(f"{package}=={exact} ")
     by_url = {wheel["file"].split("-")[0] for wheel in pinned["torch"]["wheels"]}
@@ -133,6 +133,33 @@ def test_gpu_locks_have_what_the_recipe_names(name: str) -> None:
 def test_labels_hold_the_recipe_digest_of_the_locks(name: str) -> None:
     """The build computes it without the project's packages; a lock must hold the same."""
     assert load("docker/seal.py").recipe_sha256(ROOT / "images" / name) == read_recipe(name).sha256
+
+
+def test_labels_of_a_plain_bake_are_those_of_the_recipes() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts/image_labels.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_stale_label_is_noticed(tmp_path: Path) -> None:
+    labels = load("scripts/image_labels.py")
+    for path in ("docker/docker-bake.hcl", *(f"images/{name}/image.toml" for name in ("cpu", "h200"))):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes((ROOT / path).read_bytes())
+    for name in ("cpu", "h200"):
+        (tmp_path / f"images/{name}/requirements.lock").write_text("")
+    before = labels.written(tmp_path)
+    (tmp_path / "images/h200/image.toml").write_text((ROOT / "images/h200/image.toml").read_text() + "\n")
+    after = labels.written(tmp_path)
+    changed = [line for line in after.splitlines() if line not in before.splitlines()]
+    assert len(changed) == 1 and "org.sol-h3.recipe.sha256" in changed[0]
+    assert "base_name(CUDA_BASE)" in after and "base_digest(DEBIAN_BASE)" in after
+
+
+def test_h200_has_the_pins_of_h100x4_without_sana() -> None:
+    ours, theirs = recipe("h200"), recipe("h100x4")
+    assert ours["gpu"] == {"count": 1, "arch_list": "9.0"}
+    assert {key for key in theirs if ours.get(key) != theirs[key]} == {"name", "gpu", "sana", "published"}
+    assert blocks(ROOT / "images/h200/requirements.lock") == blocks(ROOT / "images/h100x4/requirements.lock")
 
 
 def test_torch_comes_by_hash_from_where_the_recipe_says() -> None:
