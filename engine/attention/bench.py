@@ -10,11 +10,10 @@ the floor is what the best dense kernel would take for them and the block means:
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -22,14 +21,15 @@ from typing import Any
 
 import torch
 import triton
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention import SDPBackend
 
 from config.errors import Exit
-from engine.attention import kernels, reference
+from engine.attention import kernels, reference, sana
 from engine.attention.call import SolAttentionOptions, ThreshType, TokenRange
+from engine.attention.dense import sdpa_choice
 from engine.attention.kernels.lists import route
 from engine.attention.kernels.summaries import summarise
+from engine.attention.peers import CONTIGUOUS, DENSE, Attention, dense, find_peers, ran
 from engine.attention.routing import BLOCK, num_blocks
 
 PUBLISHED = 38247, 56  # tokens and heads of the published document
@@ -41,7 +41,6 @@ RELATIVE_L2, TIMES_CUDNN = 3e-3, 1.1
 MAX_ABS, MEAN_ABS, SDPA_RELATIVE_L2 = 0.15, 0.002, 0.005
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SolAttentionOptions], torch.Tensor]
 
 
 def random_data(tokens: int, heads: int, seed: int = 0) -> Tensors:
@@ -76,67 +75,8 @@ def relative_l2(x: torch.Tensor, reference: torch.Tensor) -> float:
     return float((x.double() - reference.double()).norm() / reference.double().norm())
 
 
-def dense(backend: SDPBackend) -> Attention:
-    """Dense attention by one of PyTorch's kernels."""
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions) -> torch.Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q, k, v, scale=options.scale).transpose(1, 2)
-
-    return attention
-
-
 def native(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions) -> torch.Tensor:
     return kernels.attend(q, k, v, options).out
-
-
-# ---------------------------------------------------------------------------------------------------- peers
-
-
-def comfy_peer(module: Any) -> Attention:
-    """ComfyUI-sol-attn's Triton path, BF16; its sink and dense query rows are whole blocks."""
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions) -> torch.Tensor:
-        ranges = options.sink, options.dense_rows
-        sink, rows = ((r[0] // BLOCK, num_blocks(r[1])) if r[1] > r[0] else (0, 0) for r in ranges)
-        return module.sol_attn(
-            q, k, v, scale=options.scale, tau=options.tau, thresh_type=options.thresh_type,
-            sink_blocks=sink, sink_q=rows,
-        )  # fmt: skip
-
-    return attention
-
-
-def nvlabs_peer(module: Any) -> Attention:
-    """NVlabs' sol_attn package; it has no dense query rows, which it leaves to its caller: not comparable with them."""
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions) -> torch.Tensor:
-        if options.dense_rows[1] > options.dense_rows[0]:
-            raise ValueError("no dense query rows in this package")
-        start, stop = options.sink
-        q, k, v = (x.contiguous() for x in (q, k, v))
-        return module.sol_attn(
-            q, k, v, scale=options.scale, tau=options.tau, thresh_type=options.thresh_type, kv_splits=1,
-            sink_start=start, sink_tokens=stop - start,
-        )  # fmt: skip
-
-    return attention
-
-
-PEERS = {"comfyui-sol-attn": ("sol_kernel.fwd", comfy_peer), "nvlabs-sol-attn": ("sol_attn", nvlabs_peer)}
-
-
-def find_peers(paths: list[str]) -> dict[str, Attention]:
-    """The peers that can be imported, from ``paths`` or from what is installed."""
-    sys.path[:0] = paths
-    found = {}
-    for name, (module, adapter) in PEERS.items():
-        try:
-            found[name] = adapter(importlib.import_module(module))
-        except ImportError:
-            continue
-    return found
 
 
 # ----------------------------------------------------------------------------------------------------- gate
@@ -201,23 +141,37 @@ def gate_published() -> Iterator[tuple[str, float, float]]:
 # ---------------------------------------------------------------------------------------------------- times
 
 
+def timed(calls: list[Callable[[], Any]], count: int) -> list[list[float]]:
+    """Milliseconds of each call, ``count`` times, the calls taking turns."""
+    events = [[[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in calls] for _ in range(count)]
+    for turn in events:
+        for call, (start, stop) in zip(calls, turn, strict=True):
+            start.record()
+            call()
+            stop.record()
+    torch.cuda.synchronize()
+    return [[turn[i][0].elapsed_time(turn[i][1]) for turn in events] for i in range(len(calls))]
+
+
 def measure(call: Callable[[], Any], budget_ms: float = 400.0) -> dict[str, Any]:
     """Median milliseconds of a call and all its samples: 3 to 15 of them, as fit in ``budget_ms``."""
     call()
     torch.cuda.synchronize()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(16)]
-    events[0][0].record()
-    call()
-    events[0][1].record()
-    torch.cuda.synchronize()
-    count = min(15, max(3, int(budget_ms / events[0][0].elapsed_time(events[0][1]))))
-    for start, stop in events[1 : count + 1]:
-        start.record()
-        call()
-        stop.record()
-    torch.cuda.synchronize()
-    samples = [start.elapsed_time(stop) for start, stop in events[1 : count + 1]]
+    count = min(15, max(3, int(budget_ms / timed([call], 1)[0][0])))
+    (samples,) = timed([call], count)
     return {"ms": sorted(samples)[count // 2], "samples_ms": [round(x, 4) for x in samples]}
+
+
+def measure_on_top(call: Callable[[], Any], more: Callable[[], Any], count: int = 25) -> dict[str, Any]:
+    """What ``more`` takes beyond ``call``: the median of the differences between neighbours that take turns.
+
+    The clock follows temperature and power, and drifts by more within a second than two such calls differ; neighbours
+    have the same. The first turns are a warm-up and do not count.
+    """
+    timed([call, more], 5)
+    base, longer = timed([call, more], count)
+    differences = [b - a for a, b in zip(base, longer, strict=True)]
+    return {"ms": sorted(differences)[count // 2], "samples_ms": [round(x, 4) for x in differences]}
 
 
 def extra_mib(call: Callable[[], Any]) -> float:
@@ -262,6 +216,13 @@ def cases() -> list[Case]:
     return listed
 
 
+def prepare(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions, plan: kernels.Plan
+) -> None:
+    """Summaries, thresholds and routes: what comes before the attention step."""
+    route(summarise(q, k, v, options.thresh_type), options, q.shape[1], plan.group, plan.rows)
+
+
 def run_case(case: Case, peers: dict[str, Attention]) -> dict[str, Any]:
     """All columns of one case. What cannot do the case is given with its reason instead of a time."""
     q, k, v = DATA[case.data](case.tokens, case.heads)
@@ -274,15 +235,23 @@ def run_case(case: Case, peers: dict[str, Attention]) -> dict[str, Any]:
     exact = routed * (1 - dense_share) + dense_share
     row: dict[str, Any] = {**case.__dict__, "backend": result.backend, "density": routed, "exact_share": exact}
     row["native"] = measure(lambda: native(q, k, v, options))
-    row["prepare"] = measure(
-        lambda: route(summarise(q, k, v, options.thresh_type), options, case.tokens, plan.group, plan.rows)
-    )
+    if case.dense_rows:
+        without = replace(options, dense_rows=(0, 0))
+        calls = [partial(native, q, k, v, x) for x in (without, options)]
+        row["dense_rows_on_top"] = measure_on_top(*calls)
+    row["prepare"] = measure(lambda: prepare(q, k, v, options, plan))
     row["extra_mib"] = extra_mib(lambda: native(q, k, v, options))
-    others = {"cudnn": dense(SDPBackend.CUDNN_ATTENTION), "flash": dense(SDPBackend.FLASH_ATTENTION), **peers}
-    for name, attention in others.items():
+    for name, attention in {**{name: dense(kind) for name, kind in DENSE.items()}, **peers}.items():
+        inputs = [x.contiguous() for x in (q, k, v)] if name in CONTIGUOUS else [q, k, v]
         try:
-            row[name] = measure(partial(attention, q, k, v, options))
+            row[name] = measure(partial(attention, *inputs, options))
             row[name]["speed_up"] = row[name]["ms"] / row["native"]["ms"]
+            if name in peers:
+                row[name]["relative_l2_to_native"] = relative_l2(attention(*inputs, options), result.out)
+            else:
+                row[name]["operators"] = ran(attention, *inputs, options)
+            if name == "sana":
+                row[name]["backend"] = f"sana/{sana.kernel_of(q.device)}"
         except Exception as error:  # a peer's failure, whatever it is, is a result of its own
             row[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
     flops = 4.0 * case.tokens**2 * 128 * case.heads * exact
@@ -297,10 +266,11 @@ def line(row: dict[str, Any], peers: list[str]) -> str:
     def speed_up(name: str) -> str:
         return f"{row[name]['speed_up']:.2f}x" if "speed_up" in row[name] else "-"
 
+    on_top = f" (dense rows on top: {row['dense_rows_on_top']['ms']:.2f})" if row["dense_rows"] else ""
     cells = [
         f"{row['group']:<9} T={row['tokens']:<6} H={row['heads']:<2} {row['data']:<10} {row['thresh_type']:<5}",
         f"tau={row['tau']:<4} sink={row['sink']:<3} rows={row['dense_rows']:<3}",
-        f"{row['native']['ms']:8.2f} ms (prepare {row['prepare']['ms']:.2f})",
+        f"{row['native']['ms']:8.2f} ms (prepare {row['prepare']['ms']:.2f}){on_top}",
         f"{row['exact_tflops']:4.0f} TFLOP/s, floor {row.get('share_of_floor', 0):.0%}, density {row['density']:.2%}",
         f"cuDNN {speed_up('cudnn')} flash {speed_up('flash')}",
         *(f"{name} {speed_up(name)}" for name in peers),
@@ -322,6 +292,7 @@ def environment() -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         "triton": triton.__version__,
         "python": sys.version.split()[0],
+        "sdpa": list(sdpa_choice(*random_data(4096, 2), 128**-0.5)),  # what plain SDPA runs, unasked
     }
 
 

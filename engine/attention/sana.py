@@ -78,14 +78,13 @@ def supports(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAtte
 
 
 @torch.no_grad()
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions, out: torch.Tensor | None = None
-) -> SolAttentionResult:
-    """Run the package's kernel on q, k, v [1, T, H, 128] BF16; copied first where they are not contiguous."""
+def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions) -> torch.Tensor:
+    """The package's output for a call that ``supports`` admits, dense rows included; no route counts. q, k, v
+    [1, T, H, 128] BF16, copied first where they are not contiguous."""
     package = importlib.import_module("sol_attn")
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     sink_start, sink_stop = options.sink
-    result = package.sol_attn(
+    result: torch.Tensor = package.sol_attn(
         q,
         k,
         v,
@@ -101,7 +100,20 @@ def attend(
         rows = q[:, first:last].transpose(1, 2)
         dense = F.scaled_dot_product_attention(rows, k.transpose(1, 2), v.transpose(1, 2), scale=options.scale)
         result[:, first:last] = dense.transpose(1, 2)
+    return result
+
+
+def kernel_of(device: torch.device) -> str:
+    """The package's own name of the kernel that it runs on this device."""
+    return str(importlib.import_module("sol_attn").get_sol_attn_backend(device))
+
+
+@torch.no_grad()
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions, out: torch.Tensor | None = None
+) -> SolAttentionResult:
+    """Run the package's kernel on q, k, v [1, T, H, 128] BF16 and count the routes from q and k."""
+    result = compute(q, k, v, options)
     if out is not None:
         result = out.copy_(result)
-    kernel = package.get_sol_attn_backend(q.device)
-    return SolAttentionResult(result, route_counts(q, k, options), None, f"sana/{kernel}")
+    return SolAttentionResult(result, route_counts(q, k, options), None, f"sana/{kernel_of(q.device)}")
