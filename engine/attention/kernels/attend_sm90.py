@@ -75,25 +75,34 @@ def _entry(p_list, t, length, is_dense, ALL: gl.constexpr, SHIFT: gl.constexpr):
 
 
 @gluon.jit
+def _announce(p_tickets, announced, taken, turn, ticket):
+    """Hand a ticket to the consumers, through two words of global memory that belong to this program alone.
+
+    One thread stores the word and then arrives, which releases it; the consumers' wait acquires it. In shared memory it
+    would be the only word that ordinary stores and loads pass between partitions (see NOTES.md, racecheck).
+    """
+    slot = turn & 1
+    mbarrier.wait(taken.index(slot), ((turn >> 1) & 1) ^ 1)
+    gl.store(p_tickets + slot, ticket)
+    mbarrier.arrive(announced.index(slot), count=1)
+
+
+@gluon.jit
 def _produce(arguments, G: gl.constexpr, SHIFT: gl.constexpr, STAGES: gl.constexpr, BT: gl.constexpr, D: gl.constexpr):
     (
-        d_k, d_v, d_k_mean, d_v_sum, k_ring, v_ring, full, empty, tickets, announced, taken,
-        p_lists, p_lengths, p_counter, stride_kh, stride_vh,
+        d_k, d_v, d_k_mean, d_v_sum, k_ring, v_ring, full, empty, announced, taken,
+        p_lists, p_lengths, p_counter, p_tickets, stride_kh, stride_vh,
         dense_start, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups,
     ) = arguments  # fmt: skip
     MASK: gl.constexpr = (1 << SHIFT) - 1
     ALL: gl.constexpr = (1 << G) - 1
     BYTES: gl.constexpr = 2 * BT * D * 2
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     items = (dense_groups + groups) * H
     base = 0  # tiles streamed in earlier items
     turn = 0
     ticket = gl.program_id(0)
     while ticket < items:
-        slot = turn & 1
-        mbarrier.wait(taken.index(slot), ((turn >> 1) & 1) ^ 1)
-        tickets.index(slot).store(gl.full([1], ticket, gl.int32, ONE))
-        mbarrier.arrive(announced.index(slot), count=1)
+        _announce(p_tickets, announced, taken, turn, ticket)
         turn += 1
 
         i_head, first_block, is_dense, p_list, mean_tiles, tail_tiles, length = _item(
@@ -121,10 +130,7 @@ def _produce(arguments, G: gl.constexpr, SHIFT: gl.constexpr, STAGES: gl.constex
                 tma.async_copy_global_to_shared(d_k, [row, col_k], full.index(stage), k_ring.index(stage))
                 tma.async_copy_global_to_shared(d_v, [row, col_v], full.index(stage), v_ring.index(stage))
         base += total
-    slot = turn & 1
-    mbarrier.wait(taken.index(slot), ((turn >> 1) & 1) ^ 1)
-    tickets.index(slot).store(gl.full([1], ticket, gl.int32, ONE))
-    mbarrier.arrive(announced.index(slot), count=1)
+    _announce(p_tickets, announced, taken, turn, ticket)
 
 
 @gluon.jit
@@ -151,12 +157,11 @@ def _accumulate(b_e, v_tile, acc):
 
 
 @gluon.jit
-def _take(tickets, announced, taken, turn):
+def _take(p_tickets, announced, taken, turn):
     """The next ticket."""
-    EVERY: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     slot = turn & 1
     mbarrier.wait(announced.index(slot), (turn >> 1) & 1)
-    ticket = gl.max(tickets.index(slot).load(EVERY), 0)
+    ticket = gl.load(p_tickets + slot, volatile=True)  # volatile: the word changes between two takes
     gl.thread_barrier()
     mbarrier.arrive(taken.index(slot), count=1)
     return ticket
@@ -169,8 +174,8 @@ def _consume(
     BT: gl.constexpr, D: gl.constexpr,
 ):  # fmt: skip
     (
-        p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_reference, p_flags,
-        k_ring, v_ring, full, empty, tickets, announced, taken,
+        p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_reference, p_flags, p_tickets,
+        k_ring, v_ring, full, empty, announced, taken,
         stride_qt, stride_qh, stride_ot, stride_oh,
         c, dense_start, dense_stop, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups, words,
     ) = arguments  # fmt: skip
@@ -184,7 +189,7 @@ def _consume(
     items = (dense_groups + groups) * H
     base = 0  # tiles streamed in earlier items
     turn = 0
-    ticket = _take(tickets, announced, taken, turn)
+    ticket = _take(p_tickets, announced, taken, turn)
     while ticket < items:
         turn += 1
         i_head, first_block, is_dense, p_list, mean_tiles, tail_tiles, length = _item(
@@ -262,13 +267,13 @@ def _consume(
             b_lse = (reference + gl.log2(b_total)) * LN_2
             gl.store(p_lse + o_rows.to(gl.int64) * H + i_head, b_lse, mask=keep)
         base += before + length
-        ticket = _take(tickets, announced, taken, turn)
+        ticket = _take(p_tickets, announced, taken, turn)
 
 
 @gluon.jit(do_not_specialize=COUNTS)
 def _attend_kernel(
     d_k, d_v, d_k_mean, d_v_sum,
-    p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_counter, p_reference, p_flags,
+    p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_counter, p_reference, p_flags, p_tickets,
     stride_qt, stride_qh, stride_kh, stride_vh, stride_ot, stride_oh,
     c, dense_start, dense_stop, dense_skip_first, dense_skip_last, dense_groups,
     T, N, H, groups, words,
@@ -279,7 +284,6 @@ def _attend_kernel(
     v_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BT, D], d_v.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    tickets = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     announced = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     taken = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -289,14 +293,15 @@ def _attend_kernel(
         mbarrier.init(announced.index(i), count=1)
         mbarrier.init(taken.index(i), count=G)
 
+    p_tickets += 2 * gl.program_id(0)
     producer = (
-        d_k, d_v, d_k_mean, d_v_sum, k_ring, v_ring, full, empty, tickets, announced, taken,
-        p_lists, p_lengths, p_counter, stride_kh, stride_vh,
+        d_k, d_v, d_k_mean, d_v_sum, k_ring, v_ring, full, empty, announced, taken,
+        p_lists, p_lengths, p_counter, p_tickets, stride_kh, stride_vh,
         dense_start, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups,
     )  # fmt: skip
     consumer = (
-        p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_reference, p_flags,
-        k_ring, v_ring, full, empty, tickets, announced, taken,
+        p_q, p_o, p_lse, p_lists, p_lengths, p_bits, p_reference, p_flags, p_tickets,
+        k_ring, v_ring, full, empty, announced, taken,
         stride_qt, stride_qh, stride_ot, stride_oh,
         c, dense_start, dense_stop, dense_skip_first, dense_skip_last, dense_groups, T, N, H, groups, words,
     )  # fmt: skip
@@ -366,10 +371,12 @@ def attend(
     dense_groups, groups = triton.cdiv(dense_blocks, group), triton.cdiv(blocks, group)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    _attend_kernel[(min((dense_groups + groups) * heads, processors),)](
+    programs = min((dense_groups + groups) * heads, processors)
+    tickets = torch.empty((2 * programs,), dtype=torch.int32, device=q.device)
+    _attend_kernel[(programs,)](
         _matrix(k, layout), _matrix(v, layout), _matrix(summaries.k_mean, layout), _matrix(summaries.v_sum, layout),
         q, out, lse if lse is not None else summaries.mu,
-        lists.entries, lists.lengths, lists.bits, lists.counter, lists.reference, lists.flags,
+        lists.entries, lists.lengths, lists.bits, lists.counter, lists.reference, lists.flags, tickets,
         q.stride(0), q.stride(1), k.stride(1), v.stride(1), out.stride(0), out.stride(1),
         options.scale * LOG2_E, start, stop, *dense_block_range(tokens, options.dense_rows), dense_groups,
         tokens, blocks, heads, groups, lists.bits.shape[2],

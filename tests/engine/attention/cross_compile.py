@@ -17,7 +17,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 
 POINTERS = {
     **dict.fromkeys(("p_q_mean", "p_mu", "p_variance", "p_lse", "p_reference"), "*fp32"),
-    **dict.fromkeys(("p_lengths", "p_bits", "p_counts", "p_counter", "p_flags"), "*i32"),
+    **dict.fromkeys(("p_lengths", "p_bits", "p_counts", "p_counter", "p_flags", "p_tickets"), "*i32"),
     "p_lists": "*i16",
 }
 FLOATS = ("c", "tau", "epsilon")
