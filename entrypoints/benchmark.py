@@ -38,6 +38,7 @@ COMPARABLE = (
     "gpus",
     "checkpoint",
     "env",
+    "ffmpeg",
 )
 """Fields of environment.json that must be the same before samples are added to a record."""
 

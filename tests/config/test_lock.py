@@ -341,3 +341,14 @@ def test_wrong_target_file(tmp_path: Path, old: str, new: str, says: str) -> Non
     with target_folder(tmp_path, FIXTURE.replace(old, new, 1)), pytest.raises(UsageError) as caught:
         load_target("fixture")
     assert says in str(caught.value)
+
+
+def test_a_lock_names_the_output_only_where_it_need_not_be_a_video() -> None:
+    """The key is younger than the first locks, which keep their digests."""
+    assert "output" not in resolve("cpu").values and resolve("cpu").resolved.output == "mp4"
+    assert resolve("cpu", ["output=mp4"]).digest == resolve("cpu").digest
+    other = resolve("cpu", ["output=mp4_or_tensors"])
+    assert other.resolved.output == "mp4_or_tensors" and other.digest != other.base_digest
+    assert [override.key for override in other.overrides] == ["output"]
+    with pytest.raises(UsageError, match="mp4_or_tensors"):
+        resolve("cpu", ["output=tensors"])

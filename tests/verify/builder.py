@@ -121,6 +121,16 @@ def media_of(data: bytes) -> dict[str, Any]:
     }
 
 
+def tensors_of(width: int, height: int, frames: int, fps: int, seed: int) -> dict[str, Any]:
+    """What a worker tells of tensors that depend on the seed."""
+    shapes = {"video": [1, 3, frames, height, width], "audio": [1, 2, round(frames / fps * 32000)]}
+    digests = {
+        name: {"shape": shape, "dtype": "float32", "sha256": sha256_bytes(b"%s %d" % (name.encode(), seed))}
+        for name, shape in shapes.items()
+    }
+    return {**digests, "audio_sample_rate": 32000}
+
+
 def save_safetensors(tensors: dict[str, np.ndarray[Any, Any]]) -> bytes:
     """The bytes of a safetensors file."""
     names = {"bfloat16": "BF16", "int64": "I64", "int32": "I32", "float32": "F32"}
@@ -228,6 +238,7 @@ class Builder:
     ungated: tuple[str, ...] = ()
     resumed: tuple[str, ...] = ()
     weights: str = ""
+    unmuxed: str = ""
 
     def build(self, root: Path) -> Path:
         """Write the record, unsigned, with its benchmark.json."""
@@ -370,9 +381,6 @@ class Builder:
         seconds = denoise + 1.25 + 0.01 * sample
         driver.now = began + seconds
         driver.write("request_end", sample=sample, seconds=seconds, forwards=None)
-        request = self.t.request
-        data = video(request.width, request.height, request.frames, request.fps, asked.seed)
-        self.put(folder / f"sample-{sample}" / "out.mp4", data)
         timing = {
             **facts,
             "schema_version": 1,
@@ -380,9 +388,21 @@ class Builder:
             "sglang_total_ms": 1000 * seconds,
             "sglang_stages_ms": {"denoising": 1000 * denoise},
             "sglang_steps_ms": [],
-            "media": media_of(data),
+            **self.left(folder / f"sample-{sample}", sample, asked.seed, workers[0]),
         }
         self.put(folder / f"sample-{sample}" / "timing.json", dump(timing))
+
+    def left(self, folder: Path, sample: int, seed: int, worker: Log) -> dict[str, Any]:
+        """What a request leaves: the video, and its entry of timing.json; or the digests that its worker tells."""
+        request = self.t.request
+        if not self.unmuxed:
+            data = video(request.width, request.height, request.frames, request.fps, seed)
+            self.put(folder / "out.mp4", data)
+            return {"media": media_of(data), "output": None}
+        tensors = tensors_of(request.width, request.height, request.frames, request.fps, seed)
+        worker.write("output", sample=sample, **tensors)
+        size = {"width": request.width, "height": request.height, "frames": request.frames}
+        return {"media": None, "output": {"reason": self.unmuxed, **size, **tensors}}
 
     def denoise(
         self, folder: Path, arm: str, first: int, sample: int, rank: int, log: Log, facts: dict[str, Any], forwards: int

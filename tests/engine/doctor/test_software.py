@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,18 @@ def test_disk_counts_what_a_fetch_has_brought_already(tmp_path: Path, monkeypatc
         handle.truncate(60 * 2**30)
     assert host.missing_gib(target) == 0
     assert host.cache_directory(target).found == "the checkpoint is complete"
+
+
+def test_a_machine_that_cannot_mux_is_warned_of_where_tensors_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    names = ("ffmpeg", "ffprobe", "PyAV", "imageio-ffmpeg")
+    found = by_name(media.check_media())
+    assert [found[name].severity for name in names] == [Severity.ERROR] * 4
+    warned = by_name(media.check_media(Severity.WARNING))
+    assert [warned[name].severity for name in names] == [Severity.WARNING] * 4
+    assert all("digests of the output tensors" in warned[name].remedy for name in names)
+    require_healthy(list(warned.values()))
