@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -42,8 +43,13 @@ def import_fault(module: str) -> str:
     try:
         importlib.import_module(module)
     except (ImportError, OSError) as error:  # OSError: a library that the extension links is broken
-        return f"cannot be imported: {error}"
+        return f"cannot be imported: {without_folders(str(error))}"
     return ""
+
+
+def without_folders(text: str) -> str:
+    """A message of another program with file names alone: what is found goes into the record, which holds no path."""
+    return re.sub(r"(?<!\S)/?(?:[^\s/]+/)+", "", text)
 
 
 def encode_one_frame(bad: Severity = Severity.ERROR, instead: str = "") -> Check:
@@ -70,5 +76,6 @@ def encode_one_frame(bad: Severity = Severity.ERROR, instead: str = "") -> Check
         except (OSError, subprocess.TimeoutExpired) as error:
             return judged("video encoder", False, str(error), needed, remedy, bad=bad)
     lines = done.stderr.strip().splitlines()
-    found = "H.264 and AAC encoded" if done.returncode == 0 else (lines[-1] if lines else f"code {done.returncode}")
+    said = without_folders(lines[-1]) if lines else f"code {done.returncode}"
+    found = "H.264 and AAC encoded" if done.returncode == 0 else said
     return judged("video encoder", done.returncode == 0, found, needed, remedy, bad=bad)

@@ -164,3 +164,15 @@ def test_a_machine_that_cannot_mux_is_warned_of_where_tensors_will_do(
     assert [warned[name].severity for name in names] == [Severity.WARNING] * 4
     assert all("digests of the output tensors" in warned[name].remedy for name in names)
     require_healthy(list(warned.values()))
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("No module named 'av'", "No module named 'av'"),
+        ("/home/me/lib/libavcodec.so.61: undefined symbol: x264", "libavcodec.so.61: undefined symbol: x264"),
+        ("lib/a.so: no such file, see ./x/y and 24/1 fps", "a.so: no such file, see y and 1 fps"),
+    ],
+)
+def test_what_the_media_checks_found_holds_no_path(text: str, left: str) -> None:
+    assert media.without_folders(text) == left
