@@ -170,7 +170,7 @@ def test_a_machine_that_cannot_mux_is_warned_of_where_tensors_will_do(
     ("text", "left"),
     [
         ("No module named 'av'", "No module named 'av'"),
-        ("/home/me/lib/libavcodec.so.61: undefined symbol: x264", "libavcodec.so.61: undefined symbol: x264"),
+        ("/opt/av/lib/libavcodec.so.61: undefined symbol: x264", "libavcodec.so.61: undefined symbol: x264"),
         ("lib/a.so: no such file, see ./x/y and 24/1 fps", "a.so: no such file, see y and 1 fps"),
     ],
 )
