@@ -202,6 +202,26 @@ def report(record: Record, json_: Json = False) -> None:
     show_report(record, as_json=json_)
 
 
+@app.command()
+def roofline(
+    target: Target,
+    record: Annotated[
+        Path | None, typer.Option("--record", metavar="RUN", help="A record of the target: what share it reached.")
+    ] = None,
+    density: Annotated[
+        float | None, typer.Option("--density", metavar="D", help="Of the sparse forwards, 0 to 1; else the published.")
+    ] = None,
+    computed: Annotated[
+        int | None, typer.Option("--computed", metavar="N", help="Forwards that the cache computes; else the published.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Show the FLOPs, bytes and least times of a target's request, and the share of them that a record reached."""
+    from entrypoints.roofline import show_roofline
+
+    show_roofline(target, record, density=density, computed=computed, as_json=json_)
+
+
 class part:  # noqa: N801 - reads as a statement: `with part("engine"):`
     """Turns a missing package of one room into what to install."""
 

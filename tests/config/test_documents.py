@@ -16,16 +16,20 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from config.ceilings import ceilings_of, ceilings_table
 from config.errors import Exit
 from config.lock import lock_json, resolve, target_names
 from config.published import arithmetic_table, claims_table, published
 from config.record import PAYLOAD_TYPE, STATEMENT_TYPE
 from config.schema import ARMS
+from verify.roofline.plan import plan_of
+from verify.roofline.work import floor
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 CLAIMS = (ROOT / "docs/published-claims.md").read_text("utf-8")
 RUN_RECORD = (ROOT / "docs/run-record.md").read_text("utf-8")
+ROOFLINE = (ROOT / "docs/roofline.md").read_text("utf-8")
 
 
 def test_readme_names_every_target_arm_and_exit_code() -> None:
@@ -51,7 +55,9 @@ def test_claims_page_has_the_tables_and_remarks_of_the_data() -> None:
         assert f"**{remark.id}**" in CLAIMS and remark.text in CLAIMS and remark.consequence in CLAIMS
 
 
-@pytest.mark.parametrize("text", [README, CLAIMS, RUN_RECORD], ids=["README", "claims", "run-record"])
+@pytest.mark.parametrize(
+    "text", [README, CLAIMS, RUN_RECORD, ROOFLINE], ids=["README", "claims", "run-record", "roofline"]
+)
 def test_links_lead_somewhere(text: str) -> None:
     for target in re.findall(r"\]\(([^)#][^)]*)\)", text):
         assert target.startswith("https://") or (ROOT / target).exists(), target
@@ -131,3 +137,28 @@ def test_checking_by_hand(tmp_path: Path, damage: Callable[[Path], None]) -> Non
 def test_digest_of_a_lock_by_hand(tmp_path: Path) -> None:
     make_signed(tmp_path)
     assert run_block(0, tmp_path).stdout.strip() == resolve("cpu").digest
+
+
+def floors() -> dict[str, str]:
+    """The rows of docs/roofline.md by target."""
+    rows = {}
+    for name in ("rtx4090", "h100x4", "a100x4", "h200"):
+        plan = plan_of(resolve(name).resolved)
+        assert plan.ceilings is not None and plan.density is not None
+        seconds = {stage.name: floor(stage, plan.ceilings).seconds for stage in plan.stages()}
+        dense, sparse, tea, first, video = (
+            next(value for stage, value in seconds.items() if stage.startswith(kind) and "streamed" not in stage)
+            for kind in ("forward, dense", "forward, sparse", "forward, reused by T", "forward, reused by F", "video")
+        )
+        cells = [f"{dense:.2f} s", f"{sparse:.2f} s", f"{plan.density.value:.2%}", f"{tea * 1e3:.1f} ms"]
+        rows[name] = f"| `{name}` | " + " | ".join([*cells, f"{first:.3f} s", f"{video:.2f} s"]) + " |"
+    return rows
+
+
+def test_roofline_page_has_the_ceilings_and_floors_of_the_data() -> None:
+    """`python -m config.ceilings` prints the table of ceilings; the floors are those of `sol roofline`."""
+    assert ceilings_table() in ROOFLINE
+    for row in floors().values():
+        assert row in ROOFLINE
+    machine = ceilings_of("NVIDIA H200").machine  # type: ignore[union-attr]
+    assert machine is not None and f"driver {machine.driver}" in ROOFLINE and machine.date in ROOFLINE

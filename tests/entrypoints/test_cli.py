@@ -11,7 +11,7 @@ import pytest
 
 from config.lock import resolve, target_names
 
-VERBS = ("print", "doctor", "synth", "benchmark", "keygen", "sign", "verify", "report")
+VERBS = ("print", "doctor", "synth", "benchmark", "keygen", "sign", "verify", "report", "roofline")
 
 
 def sol(*arguments: object) -> subprocess.CompletedProcess[str]:
