@@ -67,7 +67,16 @@ def correlated_data(tokens: int, heads: int, seed: int = 0) -> Tensors:
     return q, k, v
 
 
+def unaligned_data(tokens: int, heads: int, seed: int = 0) -> Tensors:
+    """``random_data`` at addresses that the memory accelerator cannot read: two bytes off, a head every 264 bytes."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(tokens, 3, heads, 132, device="cuda", generator=generator, dtype=torch.bfloat16)
+    q, k, v = (x[None, :, i, :, 1:129] for i in range(3))
+    return q, k, v
+
+
 DATA = {"random": random_data, "correlated": correlated_data}
+ALL_DATA = {**DATA, "unaligned": unaligned_data}
 
 
 def relative_l2(x: torch.Tensor, reference: torch.Tensor) -> float:
@@ -212,6 +221,7 @@ def cases() -> list[Case]:
             Case("rank", tokens, heads // 4, data, dense_rows=PREFIX),
         ]
     listed += [Case("tau", tokens, heads, tau=tau) for tau in (0.0, 0.5, 1.5, 2.0)]
+    listed += [Case("strided", tokens, heads, "unaligned")]
     listed += [Case("length", t, heads, data) for data in DATA for t in (8192, 16384, 65536, 131072)]
     return listed
 
@@ -225,7 +235,7 @@ def prepare(
 
 def run_case(case: Case, peers: dict[str, Attention]) -> dict[str, Any]:
     """All columns of one case. What cannot do the case is given with its reason instead of a time."""
-    q, k, v = DATA[case.data](case.tokens, case.heads)
+    q, k, v = ALL_DATA[case.data](case.tokens, case.heads)
     options = SolAttentionOptions(128**-0.5, case.tau, case.thresh_type, (0, case.sink), (0, case.dense_rows))
     plan = kernels.plan_for(torch.cuda.get_device_capability(), q, k, v)
     result = kernels.attend(q, k, v, options)
@@ -300,7 +310,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.attention.bench", description=__doc__)
     parser.add_argument("--json", type=Path, help="where to write all samples of all cases")
     parser.add_argument("--peer", action="append", default=[], metavar="PATH", help="folder to import peers from")
-    parser.add_argument("--only", default="", help="comma-separated groups: published, rank, tau, length")
+    parser.add_argument("--only", default="", help="comma-separated groups: published, rank, tau, strided, length")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device: the kernels are timed on a GPU; their tests run without one", file=sys.stderr)

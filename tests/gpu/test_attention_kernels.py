@@ -14,6 +14,7 @@ from engine.attention.routing import num_blocks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none")
 
+CAPABILITY = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 SCALE = 128**-0.5
 REL_L2 = 3e-3
 POINTER = kernels.POINTER_OTHER
@@ -87,13 +88,46 @@ def test_padding_is_never_read(plan):
     assert result.route_counts.shape == (num_blocks(live), 3)
 
 
-def test_strides_that_the_memory_accelerator_cannot_take_run_on_pointers():
-    x = torch.randn(500, 2, 132, device="cuda").bfloat16()
-    q = k = v = x[None, :, :, 1:129]  # addresses two bytes off
+# Shape and strides of a storage, of which a view is q, k or v: what the memory accelerator cannot read in place.
+UNALIGNED = {
+    "addresses two bytes off": lambda x: x.new_zeros(500, 2, 132)[:, :, 1:129],
+    "a token stride of 257 elements": lambda x: x.new_zeros(500, 257)[:, :256].unflatten(1, (2, 128)),
+    "a head stride of 129 elements": lambda x: x.new_zeros(500, 264)[:, :258].unflatten(1, (2, 129))[..., :128],
+    "heads before tokens, two bytes off": lambda x: x.new_zeros(2, 500, 136)[..., 3:131].transpose(0, 1),
+}
+
+
+def strided(kind, seed):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(500, 2, 128, device="cuda", generator=generator).bfloat16()
+    view = UNALIGNED[kind](x)
+    view.copy_(x)
+    return view[None]
+
+
+@pytest.mark.parametrize("which", ["k", "v", "kv", "qkv"])
+@pytest.mark.parametrize("kind", UNALIGNED)
+def test_strides_that_the_memory_accelerator_cannot_take_run_on_pointers(kind, which):
+    q, k, v = random_data(500, 2)
+    q, k, v = (strided(kind, i) if name in which else x for i, (name, x) in enumerate({"q": q, "k": k, "v": v}.items()))
     assert kernels.plan_for(torch.cuda.get_device_capability(), q, k, v).variant.startswith("pointer")
-    result = sol_attention(q, k, v, backend="native")
-    want = reference.attend(q, k, v, SolAttentionOptions(SCALE), precision="float64")
+    options = SolAttentionOptions(SCALE, 1.0, "diag", (0, 100), (64, 200), True)
+    result = sol_attention(q, k, v, backend="native", sink=(0, 100), dense_rows=(64, 200), return_lse=True)
+    want = reference.attend(q, k, v, options, precision="float64")
     assert relative_l2(result.out, want.out) < REL_L2 and result.backend.startswith("native/pointer")
+    torch.testing.assert_close(result.lse, want.lse, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(CAPABILITY != (9, 0), reason="capability 9.0 alone has two paths")
+@pytest.mark.parametrize("kind", UNALIGNED)
+def test_any_strides_of_q_and_out_stay_on_the_fast_path(kind):
+    """Queries and outputs go through pointers there too; only K and V are streamed by the memory accelerator."""
+    _, k, v = random_data(500, 2)
+    q, out = strided(kind, 0), UNALIGNED[kind](k)[None]
+    assert kernels.plan_for((9, 0), q, k, v).variant == "sm90"
+    result = sol_attention(q, k, v, backend="native", out=out)
+    assert result.backend == "native/sm90" and result.out is out
+    assert torch.equal(out, sol_attention(q.contiguous(), k, v, backend="native").out)
 
 
 def test_output_with_strides(plan):

@@ -133,7 +133,7 @@ def test_a_case_holds_sana_beside_ours_and_names_what_ran(sana_package, monkeypa
     monkeypatch.setattr(bench, "prepare", lambda *args: None)
     fused = torch.randn(200, 3, 2, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
     views = tuple(fused[None, :, i] for i in range(3))
-    monkeypatch.setitem(bench.DATA, "random", lambda tokens, heads: views)
+    monkeypatch.setitem(bench.ALL_DATA, "random", lambda tokens, heads: views)
     found = {"sana": peers.find_peers([str(sana_package)])["sana"]}
     row = bench.run_case(bench.Case("published", 200, 2, dense_rows=100, sink=64), found)
     assert row["sana"]["backend"] == "sana/triton" and row["sana"]["ms"] > 0
@@ -171,7 +171,7 @@ def test_what_comes_on_top_is_free_of_a_drifting_clock(monkeypatch):
 
 def test_every_required_case_is_listed():
     listed = bench.cases()
-    assert {case.data for case in listed} == set(bench.DATA)
+    assert {case.data for case in listed} == set(bench.ALL_DATA)
     assert {case.thresh_type for case in listed} == {"diag", "exact"}
     assert {case.tokens for case in listed if case.group == "length"} >= {8192, 131072}
     assert {case.heads for case in listed if case.group == "rank"} == {14}
