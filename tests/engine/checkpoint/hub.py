@@ -150,6 +150,10 @@ class Handler(BaseHTTPRequestHandler):
             self.hub.released.wait(30)
             self.close_connection = True
             return True
+        if fault is not None and fault.kind == "drop":  # as from a server that has just gone
+            self.close_connection = True
+            self.connection.close()
+            return True
         return False
 
     def listing(self) -> None:
