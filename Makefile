@@ -1,4 +1,5 @@
 # The two commands are `make demo` and `make test`; each sets up what it needs first (scripts/bootstrap.sh).
+# OPTIONS=... goes to scripts/build_image.py (make images, make figures).
 # SOL_VENV=DIR puts the virtual environment elsewhere, SOL_PYTHON=PYTHON builds it with another Python.
 
 SHELL := /bin/bash
@@ -35,10 +36,10 @@ setup: ## ffmpeg and the virtual environment, as far as they are missing
 	@scripts/bootstrap.sh
 
 images: ## sol-cpu and sol-verify, in the Docker engine that `docker` talks to
-	@scripts/build_image.py cpu verify
+	@scripts/build_image.py cpu verify $(OPTIONS)
 
 figures: ## what these two images weigh, and how long a build and a start take
-	@scripts/image_figures.sh
+	@scripts/image_figures.sh $(OPTIONS)
 
 clean: ## remove the virtual environment and the caches; runs/ stays
 	rm -rf $(VENV) $(VENV).lock build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

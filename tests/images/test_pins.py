@@ -162,6 +162,16 @@ def test_h200_has_the_pins_of_h100x4_without_sana() -> None:
     assert blocks(ROOT / "images/h200/requirements.lock") == blocks(ROOT / "images/h100x4/requirements.lock")
 
 
+@pytest.mark.parametrize("name", ["cpu", *GPU])
+def test_wheels_that_a_build_without_an_index_needs_are_known(name: str) -> None:
+    wheels, pinned = load("scripts/download_wheels.py"), recipe(name)
+    found = wheels.torch_wheels(pinned, pinned["python"]["version"], "x86_64")
+    names = {wheel["file"].split("-")[0] for wheel in found}
+    assert names == ({"torch"} if name == "cpu" else {"torch", "torchvision", "torchaudio", "triton"})
+    with pytest.raises(SystemExit, match="no torch wheel is pinned for cp310 on x86_64"):
+        wheels.torch_wheels(pinned, "3.10", "x86_64")
+
+
 def test_torch_comes_by_hash_from_where_the_recipe_says() -> None:
     torch = load("docker/torch_requirement.py")
     wheel = {"file": f"torch-9-cp3{sys.version_info.minor}-cp3{sys.version_info.minor}-manylinux_2_28_x86_64.whl"}
