@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from pydantic import ValidationError
 
 from config.architecture import PRESETS, PROMPT_TOKENS, PUBLISHED
 from config.ceilings import Ceilings, ceilings_of, known_gpus
 from config.lock import load_target, resolve, target_names
+from config.schema import Checkpoint
 
 
 def test_presets_are_those_of_the_synthetic_checkpoints() -> None:
@@ -38,6 +41,10 @@ def test_presets_are_those_of_the_synthetic_checkpoints() -> None:
         assert ours.audio.latent == audio.get("latent_dim", PUBLISHED.audio.latent)
         assert ours.audio.initial == audio.get("decoder_dim", PUBLISHED.audio.initial)
     assert set(PROMPT_TOKENS.values()) == {synthesise.PUBLISHED_TEXT_TOKENS}
+
+
+def test_every_preset_that_a_target_may_name_has_an_architecture() -> None:
+    assert set(get_args(Checkpoint.model_fields["preset"].annotation)) <= {*PRESETS}
 
 
 def test_the_published_model_has_its_published_size() -> None:

@@ -211,6 +211,19 @@ def test_an_arm_without_a_measured_forward_has_no_share(fresh: Fresh) -> None:
     assert (arm.samples, arm.kinds) == (0, ())
 
 
+def test_times_that_no_clock_gives_have_no_share(fresh: Fresh) -> None:
+    """A stranger's record may hold zero or negative seconds: they are left out, never divided by."""
+    stages = [
+        {"event": "stage", "sample": 1, "name": "MiniMaxH3DecodingStage", "seconds": -1.0},
+        {"event": "stage", "sample": 1, "name": "MiniMaxH3TextEncodingStage", "seconds": 0.0},
+    ]
+    end = {"event": "request_end", "sample": 1, "seconds": -3.0, "forwards": 2}
+    times = [step(1, 0, 0.0), step(1, 1, -2.0)]
+    record = record_of(fresh, dense=[request(1, "measured"), layout(1), *times, end, *stages])
+    (arm,) = reached(record, plan_of_record(record))
+    assert (arm.samples, arm.kinds) == (1, ())
+
+
 # ---------------------------------------------------------------- the verb
 
 

@@ -15,6 +15,7 @@ from config.architecture import Architecture, Dit
 from config.record import Layout
 from config.schema import Request, Span, Target
 from verify.roofline.work import HALF, SINGLE, Operation, Stage, Traffic, elementwise, linear
+from verify.solattn import BLOCK
 
 Cache = Literal["teacache", "firstblockcache"]
 ROUTED, MEANS, DENSE = "attention, routed blocks", "attention, block means", "attention"
@@ -210,7 +211,7 @@ class Model:
         scores both route and stand for the blocks that were not routed."""
         live, dense_rows = self.document.live, self.document.dense_rows
         pairs = live * ((live - dense_rows) * density + dense_rows)
-        blocks = math.ceil(live / 64)
+        blocks = math.ceil(live / BLOCK)
         return [
             Operation(ROUTED, "attention", 4 * pairs * self.width, 4 * live * self.width * HALF, count=count),
             # the means need a pass over queries, keys and values of their own

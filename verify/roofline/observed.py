@@ -162,11 +162,11 @@ def _pieces(record: Record, plan: Plan, arm: ArmEvidence, sample: int) -> Iterat
     forwards = list(_forwards(plan, arm, sample, cached=policy.cache))
     yield from forwards
     whole = denoise_seconds(arm, sample)
-    if whole:  # a request that was cut has none
+    if whole and whole > 0:  # a request that was cut has none
         yield _Piece("denoise", (refiner, *(stage for piece in forwards for stage in piece.stages)), whole)
     stages = {event.name: event.seconds for event in of_sample(arm, 0, sample, StageEvent)}
     for name, parts in ((TEXT_STAGE, [text]), (DECODE_STAGE, plan.after(resident=policy.vae_resident))):
-        if stages.get(name):
+        if stages.get(name, 0.0) > 0:
             yield _Piece({TEXT_STAGE: "text encoding", DECODE_STAGE: "decode"}[name], tuple(parts), stages[name])
 
 
