@@ -61,7 +61,7 @@ class Checkpoint(Setting):
     repo: str = ""
     revision: Annotated[str, StringConstraints(pattern=r"^(|[0-9a-f]{40})$")] = ""
     partition: str = "FL2VA"
-    preset: Literal["", "tiny", "full"] = ""
+    preset: Literal["", "tiny", "wide", "full"] = ""
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")

@@ -3,17 +3,16 @@
 They make speed, memory and numerics measurable without the published weights. They say nothing about quality, and no
 published claim can be verified with them.
 
-Each element is a pure function of (seed, tensor name, index): uniform numbers from numpy's Philox counter generator,
-scaled. Integer arithmetic and one multiplication give the same bits on every machine.
+Each element is a pure function of (seed, tensor name, index), see `engine.checkpoint.draw`. A tiny checkpoint is
+written out; a full-size one is headers alone, drawn on the device that it is loaded to (`engine.checkpoint.deferred`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ import torch
 from safetensors.torch import save_file
 
 from config.lock import read_prompt
+from engine.checkpoint.deferred import write_header
+from engine.checkpoint.draw import Draw
 from engine.checkpoint.tokenizer import SPECIAL_TOKENS, build_tokenizer, learn_merges
 
 PUBLISHED_TEXT_TOKENS = 537  # the public Qwen vocabulary on the published demo prompt; 38,247 = 37,296 + 414 + 537
 TEXT_LAYERS, TEXT_WIDTH = 50, 5120  # module constants of SGLang's H3 text encoder
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -46,15 +45,24 @@ class DitSize:
 
 @dataclass(frozen=True)
 class Preset:
-    """One size of synthetic checkpoint. VAE entries override the constructor arguments that SGLang hard-codes."""
+    """One size of synthetic checkpoint. VAE entries override the constructor arguments that SGLang hard-codes.
+
+    text_vocabulary: rows of the embedding; 0 for as many as the tokenizer has, rounded up to 64.
+    with_data: whether the files hold the numbers.
+    """
 
     dit: DitSize
+    text_layers: int
     text_heads: int
+    text_kv_heads: int
     text_head_dim: int
     text_ffn: int
+    text_vocabulary: int
+    vision: Mapping[str, Any]
     video_vae: Mapping[str, Any]
     video_vae_decoder: Mapping[str, Any]
     audio_vae: Mapping[str, Any]
+    with_data: bool = True
 
 
 PRESETS: dict[str, Preset] = {
@@ -67,44 +75,87 @@ PRESETS: dict[str, Preset] = {
             time_embed_hidden_size=256,
             time_embed_dim=128,
         ),
+        text_layers=TEXT_LAYERS,
         text_heads=1,
+        text_kv_heads=1,
         text_head_dim=32,
         text_ffn=16,
+        text_vocabulary=0,
+        vision={
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "num_position_embeddings": 256,
+            "deepstack_visual_indexes": [0, 1],
+        },
         video_vae={"ch": 32, "ch_mult": [1] * 6, "num_res_blocks": 1},
         video_vae_decoder={"heads": 2, "num_layers": 1},
         audio_vae={"encoder_dim": 4, "latent_dim": 64, "decoder_dim": 256},
     ),
+    # The published shapes: SGLang's defaults for the DiT (configs/models/dits/minimax_h3.py), Qwen3-VL-32B's text and
+    # vision configuration, and the VAEs as SGLang hard-codes them.
+    "full": Preset(
+        dit=DitSize(
+            num_layers=50,
+            hidden_size=5376,
+            num_attention_heads=56,
+            ffn_hidden_size=14336,
+            time_embed_hidden_size=5376,
+            time_embed_dim=2688,
+        ),
+        text_layers=64,
+        text_heads=64,
+        text_kv_heads=8,
+        text_head_dim=128,
+        text_ffn=25600,
+        text_vocabulary=151936,
+        vision={
+            "depth": 27,
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_heads": 16,
+            "num_position_embeddings": 2304,
+            "deepstack_visual_indexes": [8, 16, 24],
+        },
+        video_vae={},
+        video_vae_decoder={},
+        audio_vae={},
+        with_data=False,
+    ),
 }
-
-
-def uniform(seed: int, name: str, shape: Shape, bound: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Uniform numbers in [-bound, bound), float32, a pure function of (seed, name, index).
-
-    The top 24 bits of each Philox word make a float32 exactly; the only rounding is the product with `bound`.
-    """
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
-    words = generator.random_raw(int(np.prod(shape, dtype=np.int64)))
-    unit = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
-    return (unit * np.float32(bound)).reshape(shape)
+# The published shapes with four of fifty blocks: what is computed at full width, in a tenth of the time.
+PRESETS["wide"] = replace(PRESETS["full"], dit=replace(PRESETS["full"].dit, num_layers=4))
 
 
 class _Tensors:
-    """Collects one safetensors file's tensors, each from the hash of its own name."""
+    """Collects one safetensors file's tensors, each drawn from the hash of its own name."""
 
     def __init__(self, seed: int, component: str) -> None:
         self.seed, self.component = seed, component
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.draws: dict[str, Draw] = {}
 
     def draw(
         self, name: str, *shape: int, dtype: torch.dtype = torch.bfloat16, std: float | None = None, mean: float = 0.0
     ) -> None:
         std = std if std is not None else (shape[-1] ** -0.5 if len(shape) > 1 else 0.02)
-        values = uniform(self.seed, f"{self.component}/{name}", shape, std * 3.0**0.5)
-        self.tensors[name] = torch.from_numpy(values + np.float32(mean)).to(dtype)
+        self.draws[name] = Draw(self.seed, f"{self.component}/{name}", shape, dtype, std, mean)
 
     def norm(self, name: str, width: int) -> None:
         self.draw(name, width, std=0.02, mean=1.0)
+
+    def constant(self, name: str, values: torch.Tensor) -> None:
+        self.draws[name] = Draw(
+            self.seed, f"{self.component}/{name}", tuple(values.shape), values.dtype, values=tuple(values.tolist())
+        )
+
+    def save(self, path: Path, *, with_data: bool) -> None:
+        if not with_data:
+            write_header(path, self.draws)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {name: draw.tensor() for name, draw in self.draws.items()}
+        save_file(tensors, str(path), metadata={"format": "pt"})
 
 
 def synthesise(root: Path, preset_name: str, seed: int, *, on_part: Callable[[str], None] = lambda part: None) -> None:
@@ -130,7 +181,7 @@ def synthesise(root: Path, preset_name: str, seed: int, *, on_part: Callable[[st
 
 def _parts(folder: Path, preset: Preset, seed: int) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "index", lambda: _write_json(folder / "model_index.json", MODEL_INDEX)
-    yield "transformer", lambda: _write_dit(folder / "transformer", preset.dit, seed)
+    yield "transformer", lambda: _write_dit(folder / "transformer", preset, seed)
     yield "tokenizer", lambda: _write_tokenizer(folder)
     yield "text encoder", lambda: _write_text_encoder(folder / "text_encoder", preset, seed)
     yield "VAEs", lambda: _write_vaes(folder, preset, seed)
@@ -161,12 +212,8 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
-def _save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(path), metadata={"format": "pt"})
-
-
-def _write_dit(folder: Path, size: DitSize, seed: int) -> None:
+def _write_dit(folder: Path, preset: Preset, seed: int) -> None:
+    size = preset.dit
     hidden, heads, width = size.hidden_size, size.num_attention_heads, size.attention_head_dim
     config = {
         "_class_name": "MiniMaxH3DiTModel",
@@ -205,7 +252,7 @@ def _write_dit(folder: Path, size: DitSize, seed: int) -> None:
         out.draw(f"{name}.bias", rows, dtype=fp32)
     out.draw("condition_proj.weight", hidden, TEXT_WIDTH)
     out.draw("condition_proj.bias", hidden)
-    out.tensors["rope.inv_freq"] = 10000.0 ** -(torch.arange(0, 32, 2, dtype=fp32) / 32)
+    out.constant("rope.inv_freq", 10000.0 ** -(torch.arange(0, 32, 2, dtype=fp32) / 32))
 
     def block(prefix: str, *, modulated: bool) -> None:
         out.norm(f"{prefix}.norm1.weight", hidden)
@@ -228,7 +275,7 @@ def _write_dit(folder: Path, size: DitSize, seed: int) -> None:
     out.norm("final_layer.norm.weight", hidden)
     out.draw("final_layer.adaln_proj.linear.weight", 2 * hidden, size.time_embed_dim)
     out.draw("final_layer.adaln_proj.linear.bias", 2 * hidden)
-    _save(folder / "diffusion_pytorch_model.safetensors", out.tensors)
+    out.save(folder / "diffusion_pytorch_model.safetensors", with_data=preset.with_data)
 
 
 def _write_tokenizer(folder: Path) -> None:
@@ -275,12 +322,12 @@ def _write_text_encoder(folder: Path, preset: Preset, seed: int) -> None:
     half = preset.text_head_dim // 2
     config = Qwen3VLConfig(
         text_config={
-            "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,
+            "vocab_size": preset.text_vocabulary or -(-tokenizer.get_vocab_size() // 64) * 64,
             "hidden_size": TEXT_WIDTH,
             "intermediate_size": preset.text_ffn,
-            "num_hidden_layers": TEXT_LAYERS,
+            "num_hidden_layers": preset.text_layers,
             "num_attention_heads": preset.text_heads,
-            "num_key_value_heads": preset.text_heads,
+            "num_key_value_heads": preset.text_kv_heads,
             "head_dim": preset.text_head_dim,
             "rms_norm_eps": 1e-6,
             "max_position_embeddings": 4096,
@@ -292,16 +339,11 @@ def _write_text_encoder(folder: Path, preset: Preset, seed: int) -> None:
             },
         },
         vision_config={
-            "depth": 2,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_heads": 2,
+            **preset.vision,
             "out_hidden_size": TEXT_WIDTH,
             "patch_size": 16,
             "temporal_patch_size": 2,
             "spatial_merge_size": 2,
-            "num_position_embeddings": 256,
-            "deepstack_visual_indexes": [0, 1],
         },
         image_token_id=tokenizer.token_to_id("<|image_pad|>"),
         video_token_id=tokenizer.token_to_id("<|video_pad|>"),
@@ -317,7 +359,7 @@ def _write_text_encoder(folder: Path, preset: Preset, seed: int) -> None:
             out.norm(name, shape[0])
         else:
             out.draw(name, *shape, std=None if len(shape) > 1 else 0.01)
-    _save(folder / "model.safetensors", out.tensors)
+    out.save(folder / "model.safetensors", with_data=preset.with_data)
     config.dtype = "bfloat16"
     config.save_pretrained(folder)
 
@@ -332,8 +374,11 @@ def _write_vaes(folder: Path, preset: Preset, seed: int) -> None:
     with torch.device("meta"), shrunken_vaes(preset):
         video = MiniMaxH3VideoVAE(MiniMaxH3VideoVAEConfig())
         audio = MiniMaxH3AudioVAE(MiniMaxH3AudioVAEConfig())
-    _save(folder / "video_vae" / "source" / "model.safetensors", _draw_like(video, seed, "video_vae"))
-    _save(folder / "audio_vae" / "model.safetensors", _draw_like(audio, seed, "audio_vae"))
+    for out, path in (
+        (_draw_like(video, seed, "video_vae"), folder / "video_vae" / "source" / "model.safetensors"),
+        (_draw_like(audio, seed, "audio_vae"), folder / "audio_vae" / "model.safetensors"),
+    ):
+        out.save(path, with_data=preset.with_data)
     _write_json(
         folder / "video_vae" / "config.json",
         {
@@ -366,7 +411,7 @@ def _write_vaes(folder: Path, preset: Preset, seed: int) -> None:
     )
 
 
-def _draw_like(module: torch.nn.Module, seed: int, component: str) -> dict[str, torch.Tensor]:
+def _draw_like(module: torch.nn.Module, seed: int, component: str) -> _Tensors:
     """Draw every tensor of a module's state. LayerScale and other one-dimensional gains are not zero: zeros would
     cancel the blocks."""
     out = _Tensors(seed, component)
@@ -381,4 +426,4 @@ def _draw_like(module: torch.nn.Module, seed: int, component: str) -> dict[str, 
             out.draw(name, *shape, dtype=tensor.dtype, std=fan_in**-0.5)
         else:
             out.draw(name, *shape, dtype=tensor.dtype, std=0.5 if "scale" in name else 0.02)
-    return out.tensors
+    return out

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from config.schema import Target
 from engine.doctor.check import Check, Severity, judged
 from engine.environment import locked_versions, package_differences, sglang_pins, sglang_sources
+from engine.image import image_labels
 
 REINSTALL = "`make demo` installs the locked packages; outside a checkout: pip install --no-deps --require-hashes -r"
 
@@ -47,13 +48,16 @@ def packages(target: Target) -> Iterator[Check]:
     needed = f"{len(locked)} packages of the lock"
     wrong = package_differences(target.recipe)
     absent = [text for text in wrong if " absent " in text]
-    # Another version makes the run open, and the record says so; an absent package makes it fail later.
+    # Another version makes the run open, and the record says so; an absent package makes it fail later. A GPU machine
+    # that may run without an image brings its own CUDA stack, under other names.
+    own_stack = target.hardware.kind == "cuda" and target.bare_is_locked and not image_labels()
     yield judged(
         "packages",
         not absent,
         f"{len(absent)} absent: {', '.join(absent[:4])}" if absent else "all there",
         needed,
         remedy,
+        bad=Severity.WARNING if own_stack else Severity.ERROR,
     )
     found = f"{len(locked)} as locked" if not wrong else f"{len(wrong)} differ: {', '.join(wrong[:4])}"
     yield judged("package versions", not wrong, found, needed, remedy, bad=Severity.WARNING)

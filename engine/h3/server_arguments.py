@@ -9,6 +9,8 @@ from typing import Any
 
 from config.schema import Arm, Target
 
+CUDNN = "torch_cudnn_sdpa"
+
 
 def free_ports(count: int) -> list[int]:
     """Distinct TCP ports that are free now. SGLang's fixed rendezvous port 30005 collides when two runs share a
@@ -54,6 +56,9 @@ def server_arguments(
         "scheduler_port": scheduler_port,
         "master_port": master_port,
     }
+    if target.attention == CUDNN:
+        # The text encoder's causal mask over grouped heads is not among what cuDNN's attention takes.
+        arguments["component_attention_backends"] = {"text_encoder": "torch_sdpa"}
     if offload.components:
         arguments |= {
             "layerwise_offload_components": list(offload.components),

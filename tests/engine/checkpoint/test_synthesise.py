@@ -10,7 +10,7 @@ import pytest
 
 from config.schema import Checkpoint
 from engine.checkpoint.store import list_files, verify_synthetic, write_synthetic
-from engine.checkpoint.synthesise import uniform
+from engine.checkpoint.draw import uniform
 
 TINY = Checkpoint(kind="synthetic", preset="tiny", seed=0)
 
