@@ -26,6 +26,7 @@ from engine.cache.base import BlockStackCache
 from engine.cache.first_block_cache import FirstBlockCache
 from engine.cache.h3_probe import first_block_probe, wait_for_first_block
 from engine.cache.teacache import TeaCache
+from engine.h3.operators import name_operators
 from engine.h3.sparse import sparse_attention
 from engine.h3.tracker import Tracker
 
@@ -65,6 +66,7 @@ def install_observers(tracker: Tracker) -> str:
         seconds = time.perf_counter() - began
         if tracker.policy.stock:
             observe_stock_attention(tracker, model)
+        name_operators(tracker.operators, model)
         tracker.end_step(seconds, timestep)
         return out
 

@@ -26,6 +26,7 @@ class Tracker:
         self.layout: PackedLayout | None = None
         self.step = -1
         self.dense: dict[str, list[int]] = {}
+        self.operators: dict[str, str] = {}  # class of SGLang -> what it runs
         self.gated = False
         self.loads: dict[str, int] = {}
         self.cache: BlockStackCache | None = None
@@ -103,6 +104,8 @@ class Tracker:
     def end_step(self, seconds: float, timestep: float) -> None:
         """A DiT forward ended."""
         for backend, layers in self.dense.items():
+            if backend in self.operators:
+                backend = f"{backend}/{self.operators[backend]}"
             self.log.write(
                 Attention, sample=self.sample, step=self.step, layers=tuple(layers), backend=backend, mode="dense"
             )

@@ -25,11 +25,13 @@ IMPLEMENTATIONS = {
     "sage_attn": "SageAttentionImpl",
     "sage_attn_3": "SageAttention3Impl",
 }
+# What PyTorch runs on a GPU for a setting that leaves it no choice; the others name what they found, and no more.
+OPERATORS = {"torch_cudnn_sdpa": "aten::_scaled_dot_product_cudnn_attention"}
 
 
 def backends(record: Record, say: Scribe) -> None:
     """Dense calls ran on the lock's backend, sparse calls on the arm's, and nothing fell back to another."""
-    asked = record.target.attention
+    asked, on_gpu = record.target.attention, record.target.hardware.kind != "cpu"
     dense = IMPLEMENTATIONS.get(asked)
     if dense is None:
         say.warn(f"no class of SGLang is known for backend {asked!r}", "dense calls cannot be compared with the lock")
@@ -38,8 +40,13 @@ def backends(record: Record, say: Scribe) -> None:
         for rank in arm.events:
             where = f"{arm.folder}events-rank{rank}.jsonl"
             for mode, name in {(event.mode, event.backend) for event in arm.of(rank, Attention)}:
-                if mode == "dense" and dense is not None and name != dense:
+                ran, _, operator = name.partition("/")
+                if mode == "dense" and dense is not None and ran != dense:
                     say.fail(f"dense attention ran on {name}; asked: {asked} ({dense})", RERUN, where)
+                elif mode == "dense" and operator == "unknown":
+                    say.warn(f"what {ran} ran could not be told", "how strong the dense baseline is, is unknown", where)
+                elif mode == "dense" and on_gpu and operator and operator != OPERATORS.get(asked, operator):
+                    say.fail(f"{ran} ran {operator}; asked: {asked} ({OPERATORS[asked]})", RERUN, where)
                 if mode == "sparse" and name.partition("/")[0] != sparse:
                     say.fail(f"sparse attention ran on {name}; asked: {sparse}", RERUN, where)
     say.conclude(f"dense calls on {asked}, sparse calls on the backend of their arm")
