@@ -34,6 +34,11 @@ LOCK, ENVIRONMENT, SIGNER, BENCHMARK, ATTESTATION, STATUS = (
     "status",
 )
 UtcTime = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+SAMPLED_ELEMENTS = 1024
+"""How many elements of a latent a record holds. A norm estimated from m independent normal elements has a standard
+deviation of 1 / sqrt(2 m) of itself: 2.2 %; elements that lie near each other are not independent."""
+LATENTS_SEAM = "observe.latents"
+"""Stands in `arm_start` of a worker that tells the latents of each of its requests; earlier releases did not."""
 Phase = Literal["warmup", "measured"]
 Outcome = Literal["complete", "gate_failed", "ungated", "aborted", "error"]
 
@@ -320,6 +325,34 @@ class Output(Event):
     audio_sample_rate: int = Field(ge=1, description="Hz")
 
 
+class LatentTensor(OutputTensor):
+    """A tensor as the denoising loop left it, before anything decodes it, with enough to compare two runs by.
+
+    With n elements in row-major order and m = min(1,024, n), `values[i]` is the element of index floor(i * n / m), in
+    float64, which holds each of `dtype` exactly; null where it is not finite. `sum_squares` is over all finite
+    elements, in float64, whose last digits depend on the order of the additions.
+    """
+
+    not_finite: int = Field(ge=0, description="how many of all elements are not finite")
+    sum_squares: float = Field(ge=0, allow_inf_nan=False)
+    values: tuple[Annotated[float, Field(allow_inf_nan=False)] | None, ...] = Field(
+        strict=False, min_length=1, max_length=SAMPLED_ELEMENTS
+    )
+
+
+class Latents(Event):
+    """What the denoising loop of a request left. Rank 0's worker alone tells it, after it has answered: where there
+    are several ranks, all hold the same.
+
+    `video` is [1, channels, frames, height, width], `audio` [channels, features, time].
+    """
+
+    event: Literal["latents"] = "latents"
+    sample: int
+    video: LatentTensor
+    audio: LatentTensor
+
+
 class OffloadLoads(Event):
     """Layer loads of the layer-wise offload during a request, per component."""
 
@@ -360,6 +393,7 @@ AnyEvent = Annotated[
     | Memory
     | Stage
     | Output
+    | Latents
     | OffloadLoads
     | RequestEnd
     | ArmEnd,
@@ -623,6 +657,37 @@ class Ratio(Model):
     denoise_seconds: float
 
 
+class TensorDistance(Model):
+    """How far a tensor x is from a baseline's y.
+
+    equal: shape, dtype and SHA-256 are the same. rel_l2: ||x - y|| / ||y|| over the `sampled` elements that both events
+    hold, an estimate of the same over all `elements`; null where shapes differ, an element is not finite or ||y|| is 0.
+    norm_ratio: ||x|| / ||y|| over all elements; |norm_ratio - 1| is at most the relative L2 error over all elements.
+    Null where an element is not finite, or a norm is 0.
+    """
+
+    equal: bool
+    rel_l2: float | None
+    norm_ratio: float | None
+    sampled: int
+    elements: int
+
+
+class LatentDistance(Model):
+    """How far the latents of a measured sample are from those of another arm's: what an arm changes numerically.
+
+    For the arms and baselines of Ratio, in its order, and each sample of `arm` in order: against the first sample of
+    `baseline` with the same seed and number of steps. Only samples that told their latents, of any outcome.
+    """
+
+    arm: ArmName
+    sample: int
+    baseline: ArmName
+    baseline_sample: int
+    video: TensorDistance
+    audio: TensorDistance
+
+
 class Benchmark(Model):
     """`benchmark.json`: derived from the raw files of the record, and from nothing else."""
 
@@ -633,6 +698,7 @@ class Benchmark(Model):
     weights: Literal["hub", "synthetic"]
     arms: dict[ArmName, ArmResult]
     ratios: tuple[Ratio, ...] = Field(strict=False)
+    latents: tuple[LatentDistance, ...] = Field(default=(), strict=False)
 
 
 # --- attestation.json -------------------------------------------------------------------------------------------------

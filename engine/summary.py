@@ -4,10 +4,13 @@ compares."""
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from config.lock import Lock
 from config.record import (
@@ -20,10 +23,14 @@ from config.record import (
     Environment,
     GateReport,
     GateSummary,
+    LatentDistance,
+    Latents,
+    LatentTensor,
     Outcome,
     Ratio,
     SampleResult,
     Series,
+    TensorDistance,
     Timing,
 )
 from config.schema import ARMS, ArmName
@@ -55,6 +62,7 @@ def summarise(record: Path) -> Benchmark:
         weights=environment.checkpoint.kind,
         arms=arms,
         ratios=tuple(ratios(arms)),
+        latents=tuple(latent_distances({arm: latents_of(folder, arms[arm]) for arm, folder in folders.items()})),
     )
 
 
@@ -203,6 +211,68 @@ def ratios(arms: dict[ArmName, ArmResult]) -> Iterable[Ratio]:
                 seconds=theirs.seconds.median / ours.seconds.median,
                 denoise_seconds=theirs.denoise_seconds.median / ours.denoise_seconds.median,
             )
+
+
+class SampleLatents(NamedTuple):
+    """What the loop of a measured sample left, and what it was asked for."""
+
+    sample: int
+    asked: tuple[int, int]
+    latents: Latents
+
+
+def latents_of(folder: Path, arm: ArmResult) -> list[SampleLatents]:
+    """The latents of an arm's measured samples, in order; samples that told none are left out."""
+    path = folder / "events-rank0.jsonl"
+    events = of_kind(read_events(path), "latents") if arm.samples else []
+    told = {event["sample"]: event for event in events}
+    out = []
+    for number in (result.sample for result in arm.samples if result.sample in told):
+        timing = Timing.model_validate_json((folder / f"sample-{number}" / "timing.json").read_bytes())
+        latents = Latents.model_validate(told[number])
+        out.append(SampleLatents(number, (timing.seed, timing.num_inference_steps), latents))
+    return out
+
+
+def latent_distances(left: dict[ArmName, list[SampleLatents]]) -> Iterable[LatentDistance]:
+    """How far each sample is from the first one of a baseline that was asked for the same."""
+    for arm, baseline in RATIOS:
+        first: dict[tuple[int, int], SampleLatents] = {}
+        for sample in left.get(baseline, []):
+            first.setdefault(sample.asked, sample)
+        for ours in left.get(arm, []):
+            if (theirs := first.get(ours.asked)) is not None:
+                yield LatentDistance(
+                    arm=arm,
+                    sample=ours.sample,
+                    baseline=baseline,
+                    baseline_sample=theirs.sample,
+                    video=tensor_distance(ours.latents.video, theirs.latents.video),
+                    audio=tensor_distance(ours.latents.audio, theirs.latents.audio),
+                )
+
+
+def tensor_distance(ours: LatentTensor, theirs: LatentTensor) -> TensorDistance:
+    """Equality by digest, the sampled relative L2 error, and the exact ratio of the norms."""
+    rel_l2 = norm_ratio = None
+    with np.errstate(all="ignore"):  # what is not a number is said to be none
+        if ours.shape == theirs.shape and len(ours.values) == len(theirs.values):
+            x, y = (np.array(tensor.values, np.float64) for tensor in (ours, theirs))  # null becomes NaN
+            rel_l2 = finite(np.linalg.norm(x - y) / np.linalg.norm(y))
+        if ours.not_finite == theirs.not_finite == 0 and ours.sum_squares > 0:
+            norm_ratio = finite(np.sqrt(ours.sum_squares) / np.sqrt(theirs.sum_squares))
+    return TensorDistance(
+        equal=(ours.shape, ours.dtype, ours.sha256) == (theirs.shape, theirs.dtype, theirs.sha256),
+        rel_l2=rel_l2,
+        norm_ratio=norm_ratio,
+        sampled=len(ours.values),
+        elements=math.prod(ours.shape),
+    )
+
+
+def finite(value: Any) -> float | None:
+    """A number, or none where it is not finite."""
+    return float(value) if np.isfinite(value) else None
 
 
 def series(values: Iterable[float]) -> Series | None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from config.errors import InvalidRecord
-from config.record import BENCHMARK, ArmResult, Benchmark
+from config.record import BENCHMARK, ArmResult, Benchmark, TensorDistance
 from entrypoints.spread import print_spreads
 from verify.findings import plain
 
@@ -51,6 +51,7 @@ def print_benchmark(console: Console, benchmark: Benchmark) -> None:
     for ratio in benchmark.ratios:
         times = f"{ratio.seconds:.3f}x end to end, {ratio.denoise_seconds:.3f}x denoising"
         console.print(f"{ratio.arm} over {ratio.baseline}: {times}")
+    print_latents(console, benchmark)
     if benchmark.weights == "synthetic":
         console.print("Synthetic weights: no figure here stands beside a published one.")
 
@@ -64,6 +65,29 @@ def print_unmuxed(console: Console, benchmark: Benchmark) -> None:
     for reason, names in arms.items():
         text = f"not muxed ({reason}): no video, and no copy to the host and no encoding in the seconds"
         console.print(f"{', '.join(names)}: {text}", markup=False)
+
+
+def print_latents(console: Console, benchmark: Benchmark) -> None:
+    """What the arms change numerically: how far the latents that their loops leave are from another arm's."""
+    pairs: dict[tuple[str, str], list[tuple[TensorDistance, TensorDistance]]] = {}
+    for found in benchmark.latents:
+        pairs.setdefault((found.arm, found.baseline), []).append((found.video, found.audio))
+    for (arm, baseline), distances in pairs.items():
+        video, audio = (tensor_words(tensors) for tensors in zip(*distances, strict=True))
+        worst = f" (the largest of {len(distances)} samples)" if len(distances) > 1 else ""
+        console.print(f"{arm} against {baseline}: latents {video} (video), {audio} (audio){worst}", markup=False)
+
+
+def tensor_words(distances: tuple[TensorDistance, ...]) -> str:
+    """How far the tensors of some samples are from their baselines, the worst of them."""
+    if all(distance.equal for distance in distances):
+        return "equal bit for bit"
+    errors = [distance.rel_l2 for distance in distances]
+    if None in errors:
+        return "not comparable"
+    largest = max(error for error in errors if error is not None)
+    estimate = f"estimated from {distances[0].sampled:,} of {distances[0].elements:,} elements"
+    return f"rel L2 {largest:.2g}, {estimate}" if largest else f"not equal, rel L2 0 {estimate}"
 
 
 def table_of(benchmark: Benchmark) -> Table:

@@ -21,6 +21,9 @@ from config.record import (
     CacheDecision,
     Density,
     GateSummary,
+    LatentDistance,
+    Latents,
+    LatentTensor,
     Layout,
     LoadEnd,
     Memory,
@@ -30,6 +33,7 @@ from config.record import (
     SampleResult,
     Series,
     Step,
+    TensorDistance,
 )
 from config.schema import ARMS, ArmName
 from config.telemetry import TELEMETRY, GpuSample, TelemetryStart
@@ -39,6 +43,7 @@ from verify.strictjson import parse, validate
 
 CONTROLLED: tuple[tuple[ArmName, ArmName], ...] = (("cache", "lossless"), ("fullopt", "lossless"), ("fullopt", "cache"))
 """Ratios beside those over `dense`: the published controlled arms."""
+PAIRS = (*((arm, ARMS[0]) for arm in ARMS[1:]), *CONTROLLED)
 RELATIVE = 1e-9
 
 
@@ -52,6 +57,7 @@ def derive(record: Record) -> Benchmark:
         weights=record.environment.checkpoint.kind,
         arms=arms,
         ratios=tuple(_ratios(arms)),
+        latents=tuple(_latents(record, arms)),
     )
 
 
@@ -239,8 +245,7 @@ def _gate(arm: ArmEvidence) -> GateSummary | None:
 
 
 def _ratios(arms: dict[ArmName, ArmResult]) -> Iterator[Ratio]:
-    pairs = [(arm, ARMS[0]) for arm in ARMS[1:]] + list(CONTROLLED)
-    for arm, baseline in pairs:
+    for arm, baseline in PAIRS:
         ours, base = arms.get(arm), arms.get(baseline)
         if not (ours and base and ours.outcome == base.outcome == "complete"):
             continue
@@ -252,6 +257,52 @@ def _ratios(arms: dict[ArmName, ArmResult]) -> Iterator[Ratio]:
                     seconds=base.seconds.median / ours.seconds.median,
                     denoise_seconds=base.denoise_seconds.median / ours.denoise_seconds.median,
                 )
+
+
+def _latents(record: Record, results: dict[ArmName, ArmResult]) -> Iterator[LatentDistance]:
+    for arm, baseline in PAIRS:
+        if arm in results and baseline in results:
+            bases = _told(record.arms[baseline], results[baseline])
+            for sample, request, latents in _told(record.arms[arm], results[arm]):
+                match = next(((number, base) for number, asked, base in bases if asked == request), None)
+                if match is not None:
+                    yield LatentDistance(
+                        arm=arm,
+                        sample=sample,
+                        baseline=baseline,
+                        baseline_sample=match[0],
+                        video=tensor_distance(latents.video, match[1].video),
+                        audio=tensor_distance(latents.audio, match[1].audio),
+                    )
+
+
+def _told(arm: ArmEvidence, result: ArmResult) -> list[tuple[int, tuple[int, int], Latents]]:
+    """Number, request and latents of each measured sample that told them."""
+    out = []
+    for sample in result.samples:
+        events, timing = of_sample(arm, 0, sample.sample, Latents), arm.timings[sample.sample]
+        if events:
+            out.append((sample.sample, (timing.seed, timing.num_inference_steps), events[-1]))
+    return out
+
+
+def tensor_distance(tensor: LatentTensor, base: LatentTensor) -> TensorDistance:
+    """The rules of `TensorDistance`, with correctly rounded norms."""
+    error: float | None = None
+    ratio: float | None = None
+    pairs = [(x, y) for x, y in zip(tensor.values, base.values, strict=False) if x is not None and y is not None]
+    if tensor.shape == base.shape and len(pairs) == len(tensor.values) == len(base.values):
+        size = math.hypot(*(y for _, y in pairs))
+        error = math.hypot(*(x - y for x, y in pairs)) / size if size else None
+    if not (tensor.not_finite or base.not_finite) and tensor.sum_squares and base.sum_squares:
+        ratio = math.sqrt(tensor.sum_squares) / math.sqrt(base.sum_squares)
+    return TensorDistance(
+        equal=all(getattr(tensor, key) == getattr(base, key) for key in ("sha256", "dtype", "shape")),
+        rel_l2=None if error is None or not math.isfinite(error) else error,
+        norm_ratio=None if ratio is None or not math.isfinite(ratio) else ratio,
+        sampled=len(tensor.values),
+        elements=math.prod(tensor.shape),
+    )
 
 
 def differences(found: Any, derived: Any, place: str = "") -> Iterator[str]:

@@ -106,11 +106,19 @@ def wait_for_output(events: Path, sample: int, reason: str, patience: float = PA
         sample: which request.
         reason: why it was not muxed.
     """
-    deadline = time.monotonic() + patience
+    event = wait_for_event(events, sample, "output", patience)
+    return None if event is None else tensor_output(Output.model_validate(event), reason)
+
+
+def wait_for_event(events: Path, sample: int, kind: str, patience: float = PATIENCE_SECONDS) -> dict[str, Any] | None:
+    """A sample's last event of a kind, as soon as the worker has written it; None when it does not within `patience`
+    seconds.
+    """
+    deadline, quoted = time.monotonic() + patience, f'"{kind}"'.encode()
     while True:
         for line in reversed(events.read_bytes().split(b"\n")[:-1]):
-            if b'"output"' in line and (event := json.loads(line))["event"] == "output" and event["sample"] == sample:
-                return tensor_output(Output.model_validate(event), reason)
+            if quoted in line and (event := json.loads(line))["event"] == kind and event["sample"] == sample:
+                return dict(event)
         if time.monotonic() > deadline:
             return None
         time.sleep(POLL_SECONDS)

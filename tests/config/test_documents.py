@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from config.lock import lock_json, resolve, target_names
 from config.published import arithmetic_table, claims_table, published
 from config.record import PAYLOAD_TYPE, STATEMENT_TYPE
 from config.schema import ARMS
+from tests.verify.builder import Builder
 from verify.roofline.plan import plan_of
 from verify.roofline.work import floor
 
@@ -137,6 +139,18 @@ def test_checking_by_hand(tmp_path: Path, damage: Callable[[Path], None]) -> Non
 def test_digest_of_a_lock_by_hand(tmp_path: Path) -> None:
     make_signed(tmp_path)
     assert run_block(0, tmp_path).stdout.strip() == resolve("cpu").digest
+
+
+def test_distance_of_latents_by_hand(tmp_path: Path) -> None:
+    """The block's figures are those of benchmark.json."""
+    record = Builder(arms=("dense", "fullopt")).build(tmp_path / "record")
+    (found,) = json.loads((record / "benchmark.json").read_bytes())["latents"]
+    done = run_block(2, record)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [(name, equal) for name, equal, _ in lines] == [("video", "False"), ("audio", "False")]
+    for name, _, error in lines:
+        assert math.isclose(float(error), found[name]["rel_l2"], rel_tol=1e-12)
 
 
 def floors() -> dict[str, str]:

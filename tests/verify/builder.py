@@ -131,6 +131,34 @@ def tensors_of(width: int, height: int, frames: int, fps: int, seed: int) -> dic
     return {**digests, "audio_sample_rate": 32000}
 
 
+@cache
+def latent_arrays(arm: str, seed: int, steps: int) -> dict[str, np.ndarray[Any, Any]]:
+    """What an arm's loop leaves, float32: `lossless` as `dense`; every other arm is off by an error of its own size."""
+    noise = np.random.default_rng([seed, steps])
+    clean = {"video": noise.normal(size=(1, 24, 3, 14, 38)), "audio": noise.normal(size=(2, 8, AUDIO // 2))}
+    size = {"dense": 0.0, "lossless": 0.0, "cache": 0.25}.get(arm, 0.5)
+    return {name: (x + size * noise.normal(size=x.shape)).astype(np.float32) for name, x in clean.items()}
+
+
+def latent_of(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """A tensor of a `latents` event, all of its elements finite; the index rule in integers, one by one."""
+    flat, count = array.ravel(), min(1024, array.size)
+    return {
+        "shape": list(array.shape),
+        "dtype": array.dtype.name,
+        "sha256": sha256_bytes(array.tobytes()),
+        "not_finite": 0,
+        "sum_squares": float((flat.astype(np.float64) ** 2).sum()),
+        "values": [float(flat[index * array.size // count]) for index in range(count)],
+    }
+
+
+@cache
+def latents_of(arm: str, seed: int, steps: int) -> dict[str, Any]:
+    """The tensors of an arm's `latents` event."""
+    return {name: latent_of(array) for name, array in latent_arrays(arm, seed, steps).items()}
+
+
 def save_safetensors(tensors: dict[str, np.ndarray[Any, Any]]) -> bytes:
     """The bytes of a safetensors file."""
     names = {"bfloat16": "BF16", "int64": "I64", "int32": "I32", "float32": "F32"}
@@ -239,6 +267,7 @@ class Builder:
     resumed: tuple[str, ...] = ()
     weights: str = ""
     unmuxed: str = ""
+    latents: bool = True
 
     def build(self, root: Path) -> Path:
         """Write the record, unsigned, with its benchmark.json."""
@@ -347,7 +376,8 @@ class Builder:
         driver.write("arm_start", arm=arm, rank=0, seams=[], notes=[], clock=clock)
         workers = {rank: Log(lines, "worker", self.seqs[rank]) for rank, lines in self.lines.items()}
         for rank, worker in workers.items():
-            worker.write("arm_start", arm=arm, rank=rank, seams=["observe.denoising"], notes=[])
+            seams = ["observe.denoising", *(["observe.latents"] if rank == 0 and self.latents else [])]
+            worker.write("arm_start", arm=arm, rank=rank, seams=seams, notes=[])
         driver.now = 40.0
         driver.write("load_end", seconds=40.0)
         red = arm in self.red
@@ -381,6 +411,8 @@ class Builder:
         seconds = denoise + 1.25 + 0.01 * sample
         driver.now = began + seconds
         driver.write("request_end", sample=sample, seconds=seconds, forwards=None)
+        if self.latents:
+            workers[0].write("latents", sample=sample, **latents_of(arm, asked.seed, steps))
         timing = {
             **facts,
             "schema_version": 1,

@@ -109,6 +109,17 @@ def media(**fields: Any) -> Break:
     return change(TIMING, lambda value: value["media"].update(fields))
 
 
+def latent(*item: Any, **fields: Any) -> Callable[[Any], None]:
+    """Change fields of an event's video latent, or the sampled element (index, value)."""
+
+    def alter(event: Any) -> None:
+        event["video"].update(fields)
+        if item:
+            event["video"]["values"][item[0]] = item[1]
+
+    return alter
+
+
 def row_of_another_value(array: Any) -> Any:
     array[3] = (array[3].astype(np.float64) + 1).astype(ml_dtypes.bfloat16)
     return array
@@ -487,6 +498,17 @@ CASES: list[tuple[str, str, str, Break, str]] = [
     ),
     ("media-decoded", "invalid", "frames", media(frames=40), "frames is 39"),
     ("media-decoded", "invalid", "sound", media(audio_seconds=9.0), "audio_seconds"),
+    ("latents-told", "invalid", "missing", drop("latents", sample=1), "tells its latents 0 times"),
+    ("latents-told", "invalid", "count", each("latents", latent(values=[1.0])), "1 sampled of 38304"),
+    ("latents-told", "invalid", "shape", each("latents", latent(shape=[38303])), "38303 elements do not lie in 399"),
+    ("latents-told", "invalid", "too small a sum", each("latents", latent(sum_squares=1.0)), "sum to more than all"),
+    ("latents-told", "invalid", "no float32", each("latents", latent(0, 0.1)), "no float32"),
+    ("latents-told", "invalid", "beyond float32", each("latents", latent(0, 1e300)), "no float32"),
+    ("latents-told", "invalid", "no bfloat16", each("latents", latent(dtype="bfloat16")), "no bfloat16"),
+    ("latents-told", "invalid", "null", each("latents", latent(0, None)), "said not to be finite"),
+    ("latents-told", "invalid", "all not finite", each("latents", latent(not_finite=38305)), "not to be finite"),
+    ("latents-told", "fail", "not finite", each("latents", latent(not_finite=1)), "1 latent elements are not finite"),
+    ("latents-told", "invalid", "unobserved", each("arm_start", put(seams=[])), "tells its latents 1 times"),
     ("media-asked", "fail", "frames", media(frames=40), "frames is 40"),
     ("media-asked", "fail", "size", media(width=440), "width"),
     ("media-asked", "fail", "length", media(audio_seconds=0.5), "audio_seconds"),
@@ -550,8 +572,9 @@ def test_sound_records_have_no_objection(fresh) -> None:  # type: ignore[no-unty
 
 
 def test_every_check_has_a_case_that_makes_it_fail() -> None:
-    """The four that are left are tested below: they need another target than the CPU, or two ranks or samples."""
-    elsewhere = {"environment-hardware", "cache-ranks", "media-repeatable", "telemetry"}
+    """The five that are left are tested below and in test_latents.py: they need another target than the CPU, or two
+    ranks or samples."""
+    elsewhere = {"environment-hardware", "cache-ranks", "latents-repeatable", "media-repeatable", "telemetry"}
     assert set(BY_NAME) == {name for name, *_ in CASES} | elsewhere
     assert len(BY_NAME) == len(CHECKS)
 
