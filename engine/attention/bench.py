@@ -247,12 +247,13 @@ def run_case(case: Case, peers: dict[str, Attention]) -> dict[str, Any]:
     row["native"] = measure(lambda: native(q, k, v, options))
     if case.dense_rows:
         without = replace(options, dense_rows=(0, 0))
-        calls = [partial(native, q, k, v, x) for x in (without, options)]
-        row["dense_rows_on_top"] = measure_on_top(*calls)
+        row["dense_rows_on_top"] = measure_on_top(
+            partial(native, q, k, v, without), partial(native, q, k, v, options)
+        )  # fmt: skip
     row["prepare"] = measure(lambda: prepare(q, k, v, options, plan))
     row["extra_mib"] = extra_mib(lambda: native(q, k, v, options))
     for name, attention in {**{name: dense(kind) for name, kind in DENSE.items()}, **peers}.items():
-        inputs = [x.contiguous() for x in (q, k, v)] if name in CONTIGUOUS else [q, k, v]
+        inputs: Tensors = (q.contiguous(), k.contiguous(), v.contiguous()) if name in CONTIGUOUS else (q, k, v)
         try:
             row[name] = measure(partial(attention, *inputs, options))
             row[name]["speed_up"] = row[name]["ms"] / row["native"]["ms"]

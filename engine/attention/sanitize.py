@@ -157,8 +157,8 @@ CHILDREN = {"calls": run_calls, "controls": run_controls}
 
 def sanitised(program: Path, tool: str, child: str) -> tuple[str, list[Dispatch]]:
     """A child's log under a tool, and the dispatch bytes that it names. Raises RuntimeError when it ended badly."""
-    command = [
-        program, "--tool", tool, *OPTIONS[tool], "--print-limit", "0", "--show-backtrace", "no",
+    command: list[str] = [
+        str(program), "--tool", tool, *OPTIONS[tool], "--print-limit", "0", "--show-backtrace", "no",
         sys.executable, "-m", "engine.attention.sanitize", "--child", child,
     ]  # fmt: skip
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)

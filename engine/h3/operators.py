@@ -33,11 +33,14 @@ def operator_of(implementation: Any, head_dim: int, device: torch.device) -> str
     return "+".join(names) or UNKNOWN
 
 
-def name_operators(known: dict[str, str], model: Any) -> None:
-    """Add class name -> operator for every attention class that the model's blocks have used and that is not known."""
+def name_operators(known: dict[str, str], model: Any, device: torch.device) -> None:
+    """Add class name -> operator for every attention class that the model's blocks have used and that is not known.
+
+    device: where the model computes; a block's parameters may lie elsewhere, where they are offloaded.
+    """
     for block in model.blocks:
         attention = block.attn
         implementation = attention._attention_impl
         name = type(implementation).__name__
         if implementation is not None and name not in known:
-            known[name] = operator_of(implementation, attention.head_dim, next(attention.parameters()).device)
+            known[name] = operator_of(implementation, attention.head_dim, device)

@@ -66,7 +66,7 @@ def install_observers(tracker: Tracker) -> str:
         seconds = time.perf_counter() - began
         if tracker.policy.stock:
             observe_stock_attention(tracker, model)
-        name_operators(tracker.operators, model)
+        name_operators(tracker.operators, model, out[0].device)
         tracker.end_step(seconds, timestep)
         return out
 

@@ -1,4 +1,4 @@
-"""SGLang's own video VAE decoder, reduced to a few layers of full width, with our rotation and with its plain branch."""
+"""SGLang's own video VAE decoder, a few layers of it at full width, with our rotation and with its plain branch."""
 
 from __future__ import annotations
 

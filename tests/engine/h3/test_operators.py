@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from engine.h3.operators import UNKNOWN, name_operators, operator_of
 from tests.engine.h3.test_seams import events, tracker
 
+CPU = torch.device("cpu")
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
 
@@ -35,25 +36,22 @@ class Broken:
 
 
 def block(implementation):
-    attention = SimpleNamespace(
-        _attention_impl=implementation, head_dim=64, parameters=lambda: iter([torch.zeros(1)])
-    )  # fmt: skip
+    attention = SimpleNamespace(_attention_impl=implementation, head_dim=64)
     return SimpleNamespace(attn=attention)
 
 
 def test_the_operator_is_what_the_object_runs():
-    device = torch.device("cpu")
-    assert operator_of(SDPAImpl(), 64, device) == FLASH
-    assert operator_of(SDPAImpl(SDPBackend.MATH), 64, device) == MATH
-    assert operator_of(Broken(), 64, device) == UNKNOWN
-    assert operator_of(SimpleNamespace(forward_varlen=lambda q, *args, **kwargs: q), 64, device) == UNKNOWN
+    assert operator_of(SDPAImpl(), 64, CPU) == FLASH
+    assert operator_of(SDPAImpl(SDPBackend.MATH), 64, CPU) == MATH
+    assert operator_of(Broken(), 64, CPU) == UNKNOWN
+    assert operator_of(SimpleNamespace(forward_varlen=lambda q, *args, **kwargs: q), 64, CPU) == UNKNOWN
 
 
 def test_each_class_is_asked_once_and_blocks_that_never_ran_dense_are_not():
     known = {}
-    name_operators(known, SimpleNamespace(blocks=[block(None), block(SDPAImpl()), block(Broken())]))
+    name_operators(known, SimpleNamespace(blocks=[block(None), block(SDPAImpl()), block(Broken())]), CPU)
     assert known == {"SDPAImpl": FLASH, "Broken": UNKNOWN}
-    name_operators(known, SimpleNamespace(blocks=[block(SDPAImpl(SDPBackend.MATH))]))
+    name_operators(known, SimpleNamespace(blocks=[block(SDPAImpl(SDPBackend.MATH))]), CPU)
     assert known["SDPAImpl"] == FLASH
 
 
