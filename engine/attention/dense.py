@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 T = TypeVar("T")
 # Parts of the names of operators that are attention forwards, PyTorch's own and registered ones alike.
-ATTENTION = ("attention", "flash_attn", "fmha", "attn_fwd")
+ATTENTION = ("attention", "flash", "fmha", "attn", "::fwd")
 SDPA = "aten::scaled_dot_product_attention"
 MATH = "aten::_scaled_dot_product_attention_math"  # a composite: what is seen of it is its last softmax
 SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
