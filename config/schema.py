@@ -277,6 +277,19 @@ class Target(Setting):
     )
     defaults: Defaults
 
+    def never_gated(self, arm: ArmName) -> bool:
+        """Whether the values alone tell that a sparse arm's warm-up holds no sparse forward, so that no gate can run.
+
+        False where the signals of a cache decide.
+        """
+        policy, forwards = self.arms[arm], self.warmup.num_inference_steps - 1
+        late = range(self.sol_attn.dense_steps, forwards)
+        if policy.sparse == "none":
+            return False
+        if policy.cache and self.cache.replay and late:
+            return not self.warmup.compute_last and not any(step in late for step in self.cache.replay)
+        return not late
+
     @model_validator(mode="after")
     def _arms_fit(self) -> Target:
         missing = [arm for arm in self.defaults.arms if arm not in self.arms]

@@ -130,6 +130,14 @@ def announce(console: Console, lock: Lock, arms: list[ArmName], samples: int) ->
     )
     for override in lock.overrides:
         console.print(f"  open: {override.key} = {override.value!r} (locked {override.locked!r})", markup=False)
+    target = lock.resolved
+    for arm in arms:
+        if target.never_gated(arm):
+            console.print(
+                f"warning: no forward of the warm-up is sparse in arm {arm}: it cannot be gated and will end INVALID; "
+                f"the first {target.sol_attn.dense_steps} forwards are dense, and the last of a longer warm-up is "
+                "computed with --set warmup.compute_last=true"
+            )
 
 
 def provide_checkpoint(

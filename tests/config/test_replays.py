@@ -140,3 +140,28 @@ def test_any_text_is_a_list_or_refused(text: str) -> None:
             parse_steps(text)
         return
     assert list(parse_steps(text)) == [step for low, high in bounds for step in range(low, high + 1)]
+
+
+# --- warm-ups that cannot hold the gate -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "arms"),
+    [
+        ([], []),
+        (["warmup.num_inference_steps=8"], []),  # forward 6 follows six dense ones; the cache's signal decides about it
+        (["warmup.num_inference_steps=7"], ["fullopt", "sol"]),
+        (["warmup.num_inference_steps=7", "warmup.compute_last=true"], ["fullopt", "sol"]),
+        (["warmup.num_inference_steps=8", "cache.replay=0-5,7"], ["fullopt"]),
+        (["warmup.num_inference_steps=8", "cache.replay=0-6"], []),
+        (["warmup.num_inference_steps=8", "cache.replay=0", "warmup.compute_last=true"], []),
+    ],
+)
+def test_a_warm_up_that_cannot_hold_the_gate_is_known_from_the_values(overrides: list[str], arms: list[str]) -> None:
+    target = load_target("cpu-fbc", overrides)
+    assert [arm for arm in target.arms if target.never_gated(arm)] == arms
+
+
+def test_every_target_that_ships_can_be_gated() -> None:
+    targets = [load_target(name) for name in target_names()]
+    assert [(target.name, arm) for target in targets for arm in target.arms if target.never_gated(arm)] == []
