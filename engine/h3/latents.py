@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from config.record import LATENTS_SEAM, SAMPLED_ELEMENTS, Latents, LatentTensor
+from config.record import LATENTS_SEAM, SAMPLE_SHIFT, SAMPLED_ELEMENTS, Latents, LatentTensor
 from engine.h3.output import SCHEDULER, digest
 from engine.h3.tracker import Tracker
 
@@ -68,10 +68,12 @@ def describe(tensor: torch.Tensor) -> LatentTensor:
 
 
 def sampled_indices(elements: int) -> torch.Tensor:
-    """Which of `elements` elements in row-major order are kept: floor(i * elements / m), m = min(1,024, elements).
+    """Which of `elements` elements in row-major order are kept: floor(i * n / m) + (7919 * i mod floor(n / m)), with n
+    elements and m = min(1,024, n).
 
     Returns:
-        int64 [m], strictly increasing from 0.
+        int64 [m], strictly increasing.
     """
     count = min(SAMPLED_ELEMENTS, elements)
-    return torch.arange(count, dtype=torch.int64) * elements // count
+    i = torch.arange(count, dtype=torch.int64)
+    return i * elements // count + i * SAMPLE_SHIFT % (elements // count)

@@ -143,13 +143,14 @@ def latent_arrays(arm: str, seed: int, steps: int) -> dict[str, np.ndarray[Any, 
 def latent_of(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     """A tensor of a `latents` event, all of its elements finite; the index rule in integers, one by one."""
     flat, count = array.ravel(), min(1024, array.size)
+    chosen = [index * array.size // count + 7919 * index % (array.size // count) for index in range(count)]
     return {
         "shape": list(array.shape),
         "dtype": array.dtype.name,
         "sha256": sha256_bytes(array.tobytes()),
         "not_finite": 0,
         "sum_squares": float((flat.astype(np.float64) ** 2).sum()),
-        "values": [float(flat[index * array.size // count]) for index in range(count)],
+        "values": [float(flat[index]) for index in chosen],
     }
 
 

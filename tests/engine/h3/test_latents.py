@@ -28,16 +28,33 @@ from engine.h3.spec import ArmSpec, RequestSpec
 NUMPY = {torch.float32: np.dtype("<f4"), torch.float16: np.dtype("<f2"), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
 
 
-@given(elements=st.one_of(st.integers(1, 5000), st.integers(1, 10**12)))
-def test_sampled_indices_are_evenly_spaced_from_the_first_element_on(elements: int) -> None:
-    found = latents.sampled_indices(elements).tolist()
+def places(elements: int) -> list[int]:
+    """The rule in Python's integers, which do not overflow."""
     count = min(1024, elements)
-    assert found == [index * elements // count for index in range(count)]  # Python's integers do not overflow
-    assert found[0] == 0 and found[-1] < elements
-    gaps = {after - before for before, after in zip(found, [*found[1:], elements], strict=True)}
-    assert gaps <= {elements // count, -(-elements // count)}
+    return [index * elements // count + 7919 * index % (elements // count) for index in range(count)]
+
+
+@given(elements=st.one_of(st.integers(1, 5000), st.integers(1, 10**12)))
+def test_one_element_of_each_even_part_is_sampled(elements: int) -> None:
+    found = latents.sampled_indices(elements).tolist()
+    assert found == places(elements)
+    count = min(1024, elements)
+    edges = [part * elements // count for part in range(count + 1)]
+    assert all(low <= index < high for low, index, high in zip(edges, found, edges[1:], strict=False))
     if elements <= 1024:
         assert found == list(range(elements))
+
+
+@pytest.mark.parametrize("shape", [(24, 37, 48, 84), (24, 12, 16, 28)], ids=["published", "cpu"])
+def test_a_fixed_stride_saw_few_columns_of_the_latent(shape: tuple[int, ...]) -> None:
+    """floor(i n / 1,024) falls on 8 of the published request's 84 columns, and on 2 of the CPU target's 28."""
+    elements = math.prod(shape)
+    strided = np.unravel_index(np.arange(1024) * elements // 1024, shape)
+    assert len(set(strided[-1])) == {84: 8, 28: 2}[shape[-1]]
+    sampled = np.unravel_index(latents.sampled_indices(elements).numpy(), shape)
+    for axis, length in zip(sampled, shape, strict=True):
+        counts = np.bincount(axis, minlength=length)
+        assert counts.min() > 0 and counts.max() <= 1.5 * 1024 / length + 1
 
 
 @settings(deadline=None)
@@ -66,8 +83,7 @@ def test_a_description_is_what_numpy_says(
     assert found.sha256 == hashlib.sha256(array.tobytes()).hexdigest()
     assert found.not_finite == int((~good).sum())
     assert math.isclose(found.sum_squares, math.fsum(x * x for x in exact[good]), rel_tol=1e-12)
-    count = min(1024, exact.size)
-    kept = [exact[index * exact.size // count] for index in range(count)]
+    kept = [exact[index] for index in places(exact.size)]
     assert found.values == tuple(float(x) if math.isfinite(x) else None for x in kept)
 
 
