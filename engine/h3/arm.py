@@ -157,7 +157,7 @@ class Driver:
         )
         seconds = time.perf_counter() - began
         left = None if result is None else self.what_is_left(request.sample, out)
-        if result is None or left is None:
+        if result is None or left is None or not self.has_latents(request.sample):
             return False
         metrics = result.metrics or {}
         timing = Timing(
@@ -188,6 +188,15 @@ class Driver:
             self.last_error = f"the worker did not digest the output tensors of sample {sample} in time"
             return None
         return {"output": found}
+
+    def has_latents(self, sample: int) -> bool:
+        """Wait until the worker has told the request's latents, so that the next one is not timed with that work."""
+        from engine.h3.output import wait_for_event
+
+        found = wait_for_event(self.spec.folder / "events-rank0.jsonl", sample, "latents")
+        if found is None:
+            self.last_error = f"the worker did not digest the latents of sample {sample} in time"
+        return found is not None
 
     def fail(self) -> Exit:
         """Say how the arm ended and stop. A red gate is told apart from every other fault by what the worker wrote."""

@@ -269,7 +269,11 @@ def install_decode_residency(tracker: Tracker) -> str:
 def install(tracker: Tracker) -> list[str]:
     """Install what the arm asks for, in this process, before the pipeline is built. Returns the names for the
     record."""
-    installed = [install_observers(tracker), install_stage_observer(tracker)]
+    installed = [install_observers(tracker)]
+    if tracker.rank == 0:
+        stage = importlib.import_module(STAGES + "denoising").MiniMaxH3DenoisingStage
+        installed.append(observe_latents(tracker, stage))  # around the stopwatch of the loop
+    installed.append(install_stage_observer(tracker))
     if "dit" in tracker.target.offload.components:
         installed.append(install_offload_observer(tracker))
     if not tracker.policy.stock:

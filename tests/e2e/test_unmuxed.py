@@ -78,7 +78,8 @@ def test_the_worker_digests_last(unmuxed: tuple[Finished, Path]) -> None:
     _, record = unmuxed
     for sample in range(3):
         own = [e for e in events(record, "dense") if e["source"] == "worker" and e.get("sample") == sample]
-        assert own[-1]["event"] == "output" and own[-2]["name"] == "MiniMaxH3DecodingStage"
+        assert [event["event"] for event in own[-2:]] == ["latents", "output"]
+        assert own[-3]["name"] == "MiniMaxH3DecodingStage"
 
 
 def test_it_verifies_in_part_and_a_changed_digest_is_found(
