@@ -205,6 +205,7 @@ def report(record: Record, json_: Json = False) -> None:
 @app.command()
 def roofline(
     target: Target,
+    set_: Set = None,
     record: Annotated[
         Path | None, typer.Option("--record", metavar="RUN", help="A record of the target: what share it reached.")
     ] = None,
@@ -212,14 +213,15 @@ def roofline(
         float | None, typer.Option("--density", metavar="D", help="Of the sparse forwards, 0 to 1; else the published.")
     ] = None,
     computed: Annotated[
-        int | None, typer.Option("--computed", metavar="N", help="Forwards that the cache computes; else the published.")
+        int | None,
+        typer.Option("--computed", metavar="N", help="Forwards that the cache computes; else the published."),
     ] = None,
     json_: Json = False,
 ) -> None:
     """Show the FLOPs, bytes and least times of a target's request, and the share of them that a record reached."""
     from entrypoints.roofline import show_roofline
 
-    show_roofline(target, record, density=density, computed=computed, as_json=json_)
+    show_roofline(target, set_ or [], record, density=density, computed=computed, as_json=json_)
 
 
 class part:  # noqa: N801 - reads as a statement: `with part("engine"):`

@@ -22,16 +22,25 @@ NOT_KNOWN = "-"
 
 
 def show_roofline(
-    target: str, record: Path | None, *, density: float | None, computed: int | None, as_json: bool
+    target: str,
+    overrides: list[str],
+    record: Path | None,
+    *,
+    density: float | None,
+    computed: int | None,
+    as_json: bool,
 ) -> None:
     """Print a target's roofline.
 
     Raises:
-        UsageError: no such target, a figure out of its range, or a record of another target.
+        UsageError: no such target, key or value, a figure out of its range, a record of another target, or overrides
+            beside a record, which has its own.
         InvalidRecord: the record cannot be read.
     """
-    lock = resolve(target)
+    lock = resolve(target, overrides)
     found = None if record is None else read_record(record)
+    if overrides and found is not None:
+        raise UsageError("--set beside --record", needed="the record's own values", remedy="leave one of the two out")
     if found is None:
         plan = plan_of(lock.resolved, density=density, computed=computed)
     elif found.lock.target != target:

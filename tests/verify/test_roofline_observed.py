@@ -254,9 +254,18 @@ def test_verb_without_a_ceiling_says_so_and_prints_flops_and_bytes(fresh: Fresh)
     assert all(entry["share"] is None and entry["tflops"] > 0 for arm in data["record"] for entry in arm["kinds"])
 
 
-def test_verb_refuses_a_record_of_another_target(fresh: Fresh) -> None:
-    done = sol("h200", "--record", fresh())
+def test_verb_counts_a_replayed_list() -> None:
+    done = sol("h200", "--set", "cache.replay=[0, 10, 20]", "--json")
+    (row,) = [row for row in json.loads(done.stdout)["totals"] if "fullopt" in row["arms"]]
+    assert (row["dense"], row["sparse"], row["reused"]) == (1, 2, 46)
+
+
+def test_verb_refuses_a_record_of_another_target_and_overrides_beside_one(fresh: Fresh) -> None:
+    path = fresh()
+    done = sol("h200", "--record", path)
     assert done.returncode == 2 and "a record of target 'cpu'" in done.stderr and "Traceback" not in done.stderr
+    done = sol("cpu", "--record", path, "--set", "sol_attn.tau=2")
+    assert done.returncode == 2 and "--set beside --record" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
