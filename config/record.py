@@ -37,8 +37,8 @@ UtcTime = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:
 SAMPLED_ELEMENTS = 1024
 """How many elements of a latent a record holds. A norm estimated from m independent normal elements has a standard
 deviation of 1 / sqrt(2 m) of itself: 2.2 %; elements that lie near each other are not independent."""
-SAMPLE_SHIFT = 7919
-"""A prime: the place of a sampled element within its part moves by it from part to part."""
+SAMPLE_STEP = 2654435761
+"""A prime next to 2**32 over the golden ratio: how far a sampled element's place in its part moves from part to part."""
 LATENTS_SEAM = "observe.latents"
 """Stands in `arm_start` of a worker that tells the latents of each of its requests; earlier releases did not."""
 Phase = Literal["warmup", "measured"]
@@ -330,11 +330,11 @@ class Output(Event):
 class LatentTensor(OutputTensor):
     """A tensor as the denoising loop left it, before anything decodes it, with enough to compare two runs by.
 
-    With n elements in row-major order and m = min(1,024, n), `values[i]` is the element of index
-    floor(i * n / m) + (7919 * i mod floor(n / m)): one of each of m even parts, at places that differ, because a fixed
-    stride falls on few columns of a picture. Float64 holds each element of `dtype` exactly; null where one is not
-    finite. `sum_squares` is over all finite elements, in float64, whose last digits depend on the order of the
-    additions.
+    With n elements in row-major order, m = min(1,024, n) and s = floor(n / m), `values[i]` is the element of index
+    floor(i * n / m) + floor(s * (2654435761 * i mod 2**32) / 2**32): one of each of m even parts. Its place in its part
+    follows the golden ratio (Fibonacci hashing; Knuth, The Art of Computer Programming 3, 6.4), because a fixed stride
+    falls on few columns of a picture. Float64 holds each element of `dtype` exactly; null where one is not finite.
+    `sum_squares` is over all finite elements, in float64, whose last digits depend on the order of the additions.
     """
 
     not_finite: int = Field(ge=0, description="how many of all elements are not finite")

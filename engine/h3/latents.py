@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from config.record import LATENTS_SEAM, SAMPLE_SHIFT, SAMPLED_ELEMENTS, Latents, LatentTensor
+from config.record import LATENTS_SEAM, SAMPLE_STEP, SAMPLED_ELEMENTS, Latents, LatentTensor
 from engine.h3.output import SCHEDULER, digest
 from engine.h3.tracker import Tracker
 
@@ -68,12 +68,12 @@ def describe(tensor: torch.Tensor) -> LatentTensor:
 
 
 def sampled_indices(elements: int) -> torch.Tensor:
-    """Which of `elements` elements in row-major order are kept: floor(i * n / m) + (7919 * i mod floor(n / m)), with n
-    elements and m = min(1,024, n).
+    """Which of `elements` elements in row-major order are kept, by the rule of `LatentTensor`: one of each of
+    m = min(1,024, elements) even parts.
 
     Returns:
         int64 [m], strictly increasing.
     """
     count = min(SAMPLED_ELEMENTS, elements)
     i = torch.arange(count, dtype=torch.int64)
-    return i * elements // count + i * SAMPLE_SHIFT % (elements // count)
+    return i * elements // count + (i * SAMPLE_STEP % 2**32 * (elements // count) >> 32)

@@ -143,7 +143,8 @@ def latent_arrays(arm: str, seed: int, steps: int) -> dict[str, np.ndarray[Any, 
 def latent_of(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     """A tensor of a `latents` event, all of its elements finite; the index rule in integers, one by one."""
     flat, count = array.ravel(), min(1024, array.size)
-    chosen = [index * array.size // count + 7919 * index % (array.size // count) for index in range(count)]
+    part = array.size // count
+    chosen = [index * array.size // count + part * (2654435761 * index % 2**32) // 2**32 for index in range(count)]
     return {
         "shape": list(array.shape),
         "dtype": array.dtype.name,

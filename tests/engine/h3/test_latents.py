@@ -31,7 +31,8 @@ NUMPY = {torch.float32: np.dtype("<f4"), torch.float16: np.dtype("<f2"), torch.b
 def places(elements: int) -> list[int]:
     """The rule in Python's integers, which do not overflow."""
     count = min(1024, elements)
-    return [index * elements // count + 7919 * index % (elements // count) for index in range(count)]
+    part = elements // count
+    return [index * elements // count + part * (2654435761 * index % 2**32) // 2**32 for index in range(count)]
 
 
 @given(elements=st.one_of(st.integers(1, 5000), st.integers(1, 10**12)))
@@ -45,16 +46,20 @@ def test_one_element_of_each_even_part_is_sampled(elements: int) -> None:
         assert found == list(range(elements))
 
 
-@pytest.mark.parametrize("shape", [(24, 37, 48, 84), (24, 12, 16, 28)], ids=["published", "cpu"])
-def test_a_fixed_stride_saw_few_columns_of_the_latent(shape: tuple[int, ...]) -> None:
-    """floor(i n / 1,024) falls on 8 of the published request's 84 columns, and on 2 of the CPU target's 28."""
+@pytest.mark.parametrize(
+    ("shape", "strided", "least"),
+    [((24, 37, 48, 84), 8, 1.0), ((24, 12, 16, 28), 2, 1.0), ((2, 32, 207), 16, 0.8), ((2, 32, 65), 16, 0.95)],
+    ids=["published video", "cpu video", "published audio", "cpu audio"],
+)
+def test_a_fixed_stride_saw_few_columns_of_the_latent(shape: tuple[int, ...], strided: int, least: float) -> None:
+    """floor(i n / 1,024) falls on `strided` of the last axis; the rule on at least a share `least` of each axis."""
     elements = math.prod(shape)
-    strided = np.unravel_index(np.arange(1024) * elements // 1024, shape)
-    assert len(set(strided[-1])) == {84: 8, 28: 2}[shape[-1]]
+    columns = np.unravel_index(np.arange(1024) * elements // 1024, shape)[-1]
+    assert len(set(columns.tolist())) == strided
     sampled = np.unravel_index(latents.sampled_indices(elements).numpy(), shape)
     for axis, length in zip(sampled, shape, strict=True):
         counts = np.bincount(axis, minlength=length)
-        assert counts.min() > 0 and counts.max() <= 1.5 * 1024 / length + 1
+        assert (counts > 0).mean() >= least and counts.max() <= 1.6 * 1024 / length + 1
 
 
 @settings(deadline=None)
