@@ -38,7 +38,7 @@ SAMPLED_ELEMENTS = 1024
 """How many elements of a latent a record holds. A norm estimated from m independent normal elements has a standard
 deviation of 1 / sqrt(2 m) of itself: 2.2 %; elements that lie near each other are not independent."""
 SAMPLE_STEP = 2654435761
-"""A prime next to 2**32 over the golden ratio: how far a sampled element's place in its part moves from part to part."""
+"""A prime next to 2**32 over the golden ratio: how far the place of a sampled element moves from part to part."""
 LATENTS_SEAM = "observe.latents"
 """Stands in `arm_start` of a worker that tells the latents of each of its requests; earlier releases did not."""
 Phase = Literal["warmup", "measured"]
