@@ -93,7 +93,7 @@ def call_all(capability: int, heads: int, thresh_type: str, synthetic: bool) -> 
         return torch.empty(shape, dtype=dtype, device="meta")
 
     q = meta(1, TOKENS, heads, HEAD_DIM)
-    plan = kernels.plan_for(divmod(capability, 10), q, q, q)
+    plan = kernels.plan_for(divmod(capability, 10))
     options = SolAttentionOptions(HEAD_DIM**-0.5, thresh_type=thresh_type)
     kernels.attend(q, q, q, options, plan=plan)
     for dtype in (torch.float16, torch.bfloat16):

@@ -229,7 +229,8 @@ def cases() -> list[Case]:
 def prepare(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: SolAttentionOptions, plan: kernels.Plan
 ) -> None:
-    """Summaries, thresholds and routes: what comes before the attention step."""
+    """Copies if any, summaries, thresholds and routes: what comes before the attention step."""
+    q, k, v = kernels.readable(plan, q, k, v)
     route(summarise(q, k, v, options.thresh_type), options, q.shape[1], plan.group, plan.rows)
 
 
@@ -237,7 +238,7 @@ def run_case(case: Case, peers: dict[str, Attention]) -> dict[str, Any]:
     """All columns of one case. What cannot do the case is given with its reason instead of a time."""
     q, k, v = ALL_DATA[case.data](case.tokens, case.heads)
     options = SolAttentionOptions(128**-0.5, case.tau, case.thresh_type, (0, case.sink), (0, case.dense_rows))
-    plan = kernels.plan_for(torch.cuda.get_device_capability(), q, k, v)
+    plan = kernels.plan_for(torch.cuda.get_device_capability())
     result = kernels.attend(q, k, v, options)
     blocks = num_blocks(case.tokens)
     routed = float(result.route_counts.double().mean()) / blocks
@@ -253,6 +254,10 @@ def run_case(case: Case, peers: dict[str, Attention]) -> dict[str, Any]:
     row["prepare"] = measure(lambda: prepare(q, k, v, options, plan))
     row["extra_mib"] = extra_mib(lambda: native(q, k, v, options))
     for name, attention in {**{name: dense(kind) for name, kind in DENSE.items()}, **peers}.items():
+        if case.data == "unaligned" and name != "cudnn":
+            # PyTorch 2.11's FlashAttention faults there, and after a fault the process can run nothing more
+            row[name] = {"failed": "not run: it takes aligned addresses for granted"}
+            continue
         inputs: Tensors = (q.contiguous(), k.contiguous(), v.contiguous()) if name in CONTIGUOUS else (q, k, v)
         try:
             row[name] = measure(partial(attention, *inputs, options))
@@ -307,6 +312,12 @@ def environment() -> dict[str, Any]:
     }
 
 
+def save(report: dict[str, Any], file: Path | None) -> None:
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(report, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.attention.bench", description=__doc__)
     parser.add_argument("--json", type=Path, help="where to write all samples of all cases")
@@ -326,15 +337,13 @@ def main() -> int:
             report["gate"].append({"check": name, "value": value, "limit": limit, "passed": passed})
             print(f"{'ok ' if passed else 'RED'} {name}: {value:.3g} (limit {limit:.3g})", flush=True)
     green = all(check["passed"] for check in report["gate"])
-    if green:
-        only = set(filter(None, arguments.only.split(",")))
-        for case in cases():
-            if not only or case.group in only:
-                report["cases"].append(run_case(case, peers))
-                print(line(report["cases"][-1], list(peers)), flush=True)
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    only = set(filter(None, arguments.only.split(",")))
+    save(report, arguments.json)
+    for case in cases() if green else []:
+        if not only or case.group in only:
+            report["cases"].append(run_case(case, peers))
+            print(line(report["cases"][-1], list(peers)), flush=True)
+            save(report, arguments.json)  # what was measured stays, whatever a later case does
     return Exit.PASSED if green else Exit.GATE
 
 

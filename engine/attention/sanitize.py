@@ -8,10 +8,10 @@ The suppression. A warp-specialised kernel of Triton 3.6 starts its partitions b
 one a worker warp: the default warps write which partition each warp shall run, ``barrier.sync 1`` holds all threads of
 the block, then the workers read. Once a kernel waits on an mbarrier, racecheck (2025.3.1) no longer follows that
 barrier and reports these bytes, also for ``race_controls.ordered_word``, which has none of our code. A hazard is put
-down to this only if its address is one of these bytes, read off the kernel's own PTX, and both instructions belong to
-the lines that start the partitions. No allocation of a kernel of ours reaches these bytes, since Triton places them
-behind all of them; so no race between our own loads and stores can be hidden. ``race_controls.planted_race`` must be
-reported, or the verdict is void.
+down to this only if its address is one of these bytes, read off the kernel's own code, and both instructions belong to
+the lines that start the partitions. Triton gives these bytes an interval of their own in shared memory, and no buffer
+of a kernel of ours overlaps it; so no race between our own loads and stores can be hidden. ``race_controls.
+planted_race`` must be reported, or the verdict is void.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,17 +90,18 @@ def hazards(log: str) -> list[Hazard]:
     return found
 
 
-def dispatch_bytes(ptx: str, num_warps: int) -> tuple[int, int]:
-    """First and last + 1 of the bytes from which worker warps read their partition, from the kernel's PTX.
+def dispatch_bytes(asm: Mapping[str, str]) -> tuple[int, int]:
+    """First and last + 1 of the bytes from which worker warps read their partition, from a kernel's PTX and TTGIR.
 
-    They read ``[global_smem + number of the warp in the block + constant]``, in the only byte load from shared memory.
-    Raises ValueError when the PTX looks otherwise.
+    They read ``[global_smem + number of the warp in the block + constant]``, in the only byte load from shared memory;
+    the numbers begin behind the default warps, which TTGIR counts. Raises ValueError when the code looks otherwise.
     """
-    loads = re.findall(r"ld\.shared\.b8\s+%r\d+, \[%r\d+\+(\d+)\]", ptx)
-    threads = re.search(r"\.reqntid (\d+)", ptx)
-    if len(loads) != 1 or threads is None:
+    loads = re.findall(r"ld\.shared\.b8\s+%r\d+, \[%r\d+\+(\d+)\]", asm["ptx"])
+    threads = re.search(r"\.reqntid (\d+)", asm["ptx"])
+    default = re.search(r'"ttg\.num-warps" = (\d+)', asm["ttgir"])
+    if len(loads) != 1 or threads is None or default is None:
         raise ValueError(f"{len(loads)} byte loads from shared memory; needed: one, that of Triton's dispatch")
-    return int(loads[0]) + num_warps, int(loads[0]) + int(threads[1]) // 32
+    return int(loads[0]) + int(default[1]), int(loads[0]) + int(threads[1]) // 32
 
 
 def starting_lines(function: Any) -> tuple[str, ...]:
@@ -114,7 +117,7 @@ def compiled_dispatches(kernel: Any) -> list[Dispatch]:
     name, found = kernel.fn.__name__, set()
     for caches in kernel.device_caches.values():
         for variant in caches[0].values():
-            first, stop = dispatch_bytes(variant.asm["ptx"], variant.metadata.num_warps)
+            first, stop = dispatch_bytes(variant.asm)
             found.add(Dispatch(name, first, stop, starting_lines(kernel.fn)))
     return sorted(found, key=lambda x: (x.first, x.stop))
 
@@ -214,13 +217,15 @@ def main() -> int:
         )
         print(f"needed: {missing}; the kernels are checked while they run there", file=sys.stderr)
         return Exit.ENVIRONMENT
-    memcheck, _ = sanitised(program, "memcheck", "calls")
+    with ThreadPoolExecutor() as pool:  # of processes that mostly compile
+        runs = [("memcheck", "calls"), ("racecheck", "calls"), ("racecheck", "controls")]
+        (memcheck, _), calls, controls = pool.map(lambda run: sanitised(program, *run), runs)
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")
     report = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "tool": next((line for line in version if line.startswith("Version")), ""),
-        **judge(memcheck, sanitised(program, "racecheck", "calls"), sanitised(program, "racecheck", "controls")),
+        **judge(memcheck, calls, controls),
     }
     print(json.dumps(report, indent=1))
     if arguments.json:

@@ -43,11 +43,18 @@ POINTER = {(8, 0): Plan("pointer-sm80", group=1, stages=3), (8, 9): Plan("pointe
 POINTER_OTHER = Plan("pointer", group=1, stages=UNPIPELINED)
 
 
-def plan_for(capability: tuple[int, int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Plan:
-    """The plan for a device of this compute capability; a choice by shape and strides, never after a failure."""
-    if capability == (9, 0) and not any(attend_sm90.unsupported_strides(x[0]) for x in (k, v)):
-        return SM90
-    return POINTER.get(capability, POINTER_OTHER)
+def plan_for(capability: tuple[int, int]) -> Plan:
+    """The plan for a device of this compute capability."""
+    return SM90 if capability == (9, 0) else POINTER.get(capability, POINTER_OTHER)
+
+
+def readable(plan: Plan, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors [1, T, H, 128] as the plan's kernels read them: themselves, or on SM90 a packed copy of one whose
+    strides or address the memory accelerator cannot take. SGLang's views of a fused tensor need none."""
+    if plan.variant != SM90.variant:
+        return tensors
+    odd = (attend_sm90.unsupported_strides(x[0]) is not None for x in tensors)
+    return tuple(x.clone(memory_format=torch.contiguous_format) if y else x for x, y in zip(tensors, odd, strict=True))
 
 
 def interpreted() -> bool:
@@ -86,7 +93,7 @@ def attend(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if plan is None:
         capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
-        plan = plan_for(capability, q, k, v)
+        plan = plan_for(capability)
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():  # Triton launches on the current device
         return _attend(q, k, v, options, out, plan)
 
@@ -96,6 +103,9 @@ def _attend(
 ) -> SolAttentionResult:
     tokens, heads = q.shape[1:3]
     lse = torch.empty((1, tokens, heads), dtype=torch.float32, device=q.device) if options.return_lse else None
+    given = q, k, v
+    q, k, v = readable(plan, q, k, v)
+    copied = "-copied" if any(x is not y for x, y in zip(given, (q, k, v), strict=True)) else ""
     summaries = summarise(q, k, v, options.thresh_type)
     lists = route(summaries, options, tokens, plan.group, plan.rows)
     step = (q[0], k[0], v[0], out[0], None if lse is None else lse[0], summaries, lists, options)
@@ -104,4 +114,4 @@ def _attend(
         attend_pointer.repair(*step)
     else:
         attend_pointer.attend(*step, stages=plan.stages)
-    return SolAttentionResult(out, lists.counts, lse, f"native/{plan.variant}")
+    return SolAttentionResult(out, lists.counts, lse, f"native/{plan.variant}{copied}")

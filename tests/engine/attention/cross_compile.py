@@ -25,13 +25,14 @@ FLOATS = ("c", "tau", "epsilon")
 
 @dataclass(frozen=True)
 class Report:
-    """Of one kernel: registers a thread, bytes of shared memory, of spilled stores and loads; and its PTX."""
+    """Of one kernel: registers a thread, bytes of shared memory, of spilled stores and loads; its PTX and TTGIR."""
 
     registers: int
     shared: int
     spill_stores: int
     spill_loads: int
     ptx: str
+    ttgir: str
 
 
 def compile_for(
@@ -58,7 +59,7 @@ def compile_for(
     report = assemble(ptx, capability)
     registers = int(re.search(r"Used (\d+) registers", report)[1])
     stores, loads = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report).groups()
-    return Report(registers, compiled.metadata.shared, int(stores), int(loads), ptx)
+    return Report(registers, compiled.metadata.shared, int(stores), int(loads), ptx, compiled.asm["ttgir"])
 
 
 def assemble(ptx: str, capability: int) -> str:

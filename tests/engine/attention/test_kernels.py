@@ -199,10 +199,19 @@ def test_which_strides_the_memory_accelerator_takes(shape, strides, message):
 
 @pytest.mark.parametrize("capability", [(9, 0), (8, 0), (8, 9), (8, 6), (10, 0), (12, 0)])
 def test_plan_by_capability(capability):
-    x = torch.empty((1, 500, 3, 128), dtype=torch.bfloat16, device="meta")
-    assert kernels.plan_for(capability, x, x, x).variant == {
+    assert kernels.plan_for(capability).variant == {
         (9, 0): "sm90", (8, 0): "pointer-sm80", (8, 9): "pointer-sm89",
     }.get(capability, "pointer")  # fmt: skip
+
+
+def test_only_what_the_memory_accelerator_cannot_take_is_copied():
+    fused = torch.randn(50, 3, 2, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    q, k, v = (fused[None, :, i] for i in range(3))
+    odd = torch.zeros(1, 50, 2, 132, dtype=torch.bfloat16)[..., 1:129].copy_(v)
+    read = kernels.readable(kernels.SM90, q, k, odd)
+    assert read[0] is q and read[1] is k
+    assert torch.equal(read[2], v) and read[2].is_contiguous() and read[2].data_ptr() % 16 == 0
+    assert kernels.readable(kernels.POINTER_OTHER, q, k, odd)[2] is odd
 
 
 def test_unsupported_calls_say_why():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -135,6 +136,10 @@ def test_a_hazard_is_read():
     assert hazards(CALLS)[1] == Hazard("RAW", "_attend_kernel", 229835, ("attend_sm90.py:311", "attend_sm90.py:274"))
 
 
+def asm(report):
+    return {"ptx": report.ptx, "ttgir": report.ttgir}
+
+
 def immediate_stores(ptx, values):
     """Bytes of shared memory to which the PTX stores words of small constants, as Triton writes partition numbers."""
     written = set()
@@ -146,20 +151,30 @@ def immediate_stores(ptx, values):
 
 
 @pytest.mark.parametrize("group", [2, 3])
-def test_dispatch_bytes_are_those_that_triton_stores_to_and_lie_behind_ours(group):
+def test_dispatch_bytes_are_those_that_triton_stores_to(group):
     constants = {
         "G": group, "SHIFT": 12, "STAGES": 5, "REGISTERS": SM90.registers, "LSE": False, "BT": 64, "D": 128
     }  # fmt: skip
     report = compile_for(attend_sm90._attend_kernel, 90, constants, num_warps=4)
-    first, stop = dispatch_bytes(report.ptx, 4)
+    first, stop = dispatch_bytes(asm(report))
     assert set(range(first, stop)) == immediate_stores(report.ptx, 7)
-    # 5 K and V tiles of 16 KiB, two barriers each, two and two for tickets: all that the kernel allocates
-    assert first >= 5 * 2 * 16384 + (5 + 5 + 2 + 2) * 8 and stop <= report.shared
+    # one a worker warp: the other consumers' and the producer's, in whole warpgroups; behind the tiles of K and V
+    assert stop - first == 4 * group and 5 * 2 * 16384 <= first < stop <= report.shared
+
+
+def test_dispatch_bytes_are_found_as_a_launched_kernel_holds_its_code():
+    """Its metadata counts all warps, workers' too: with that number none of these bytes was recognised."""
+
+    report = compile_for(race_controls.ordered_word, 90, {"VALUE": 42}, {"p_out": "*i32"}, num_warps=4)
+    variant = SimpleNamespace(asm=asm(report), metadata=SimpleNamespace(num_warps=8))
+    launched = SimpleNamespace(fn=race_controls.ordered_word.fn, device_caches={0: ({"key": variant}, {}, None)})
+    (found,) = sanitize.compiled_dispatches(launched)
+    assert (found.kernel, found.first, found.stop) == ("ordered_word", 52, 56)
 
 
 def test_dispatch_bytes_of_a_control_are_not_its_word():
     report = compile_for(race_controls.ordered_word, 90, {"VALUE": 42}, {"p_out": "*i32"}, num_warps=4)
-    assert dispatch_bytes(report.ptx, 4) == (52, 56)
+    assert dispatch_bytes(asm(report)) == (52, 56)
     assert immediate_stores(report.ptx, 3) == {52, 53, 54, 55}
     assert "[global_smem+48], 42" in report.ptx
 
@@ -167,7 +182,7 @@ def test_dispatch_bytes_of_a_control_are_not_its_word():
 def test_ptx_with_another_byte_load_is_refused():
     report = compile_for(race_controls.ordered_word, 90, {"VALUE": 42}, {"p_out": "*i32"}, num_warps=4)
     with pytest.raises(ValueError, match="2 byte loads"):
-        dispatch_bytes(report.ptx + "ld.shared.b8 \t%r4, [%r6+4];", 4)
+        dispatch_bytes({**asm(report), "ptx": report.ptx + "ld.shared.b8 \t%r4, [%r6+4];"})
 
 
 def test_the_lines_that_start_partitions_are_the_kernels_own():
