@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     tools.mkdir()
     if (git := shutil.which("git")) is not None:
         (tools / "git").symlink_to(git)
-    return {"PATH": str(tools), "PYTHONPATH": str(folder)}
+    before = os.environ.get("PYTHONPATH")
+    return {"PATH": str(tools), "PYTHONPATH": os.pathsep.join([str(folder), before] if before else [str(folder)])}
 
 
 @pytest.fixture(scope="module")
