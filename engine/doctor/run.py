@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from config.errors import EnvironmentRefused
@@ -17,23 +17,35 @@ from engine.doctor.memory import check_memory
 from engine.doctor.software import check_software
 from engine.doctor.toolchain import check_toolchain
 
+Family = tuple[str, Callable[[], Iterable[Check]]]
+
+
+def families(target: Target, out: Path) -> list[Family]:
+    """Everything but the NCCL smoke, cheapest refusals first. `out` is where the record would go."""
+    weight = Severity.ERROR if target.output == "mp4" else Severity.WARNING
+    found: list[Family] = [
+        ("memory", lambda: check_memory(target)),
+        ("host", lambda: check_host(target, out)),
+        ("media", lambda: check_media(weight)),
+        ("toolchain", lambda: check_toolchain(target)),
+        ("software", lambda: check_software(target)),
+        ("image", check_image),
+    ]
+    return [("gpus", lambda: check_gpus(target)), *found] if target.hardware.kind == "cuda" else found
+
 
 def examine(target: Target, out: Path) -> list[Check]:
-    """Every check of the target, cheapest refusals first. `out` is where the record would go.
+    """Every check of the target. `out` is where the record would go.
 
     The NCCL smoke comes last, and only on GPUs that are the target's: elsewhere its minute would say nothing.
     """
-    checks = list(check_gpus(target)) if target.hardware.kind == "cuda" else []
-    smoke = bool(checks) and all(check.severity is not Severity.ERROR for check in checks)
-    checks += check_memory(target)
-    checks += check_host(target, out)
-    checks += check_media(Severity.ERROR if target.output == "mp4" else Severity.WARNING)
-    checks += check_toolchain(target)
-    checks += check_software(target)
-    checks += check_image()
-    if smoke:
-        checks += check_collective(target)
-    return checks
+    checks: list[Check] = []
+    smoke = False
+    for name, look in families(target, out):
+        found = list(look())
+        smoke = smoke or (name == "gpus" and all(check.severity is not Severity.ERROR for check in found))
+        checks += found
+    return [*checks, *check_collective(target)] if smoke else checks
 
 
 def require_healthy(checks: Sequence[Check]) -> None:
