@@ -48,7 +48,9 @@ def server_arguments(
         "use_fsdp_inference": parallel.fsdp,
         "enable_torch_compile": arm.compile,
         "regional_compile": arm.compile and target.compile.regional,
-        "dit_cpu_offload": False,
+        # SGLang loads a DiT onto the device as a whole and offloads its layers afterwards, unless this is set: 66 GB do
+        # not fit into 24. It says where the DiT is loaded; where it lives is then the layer-wise offload's.
+        "dit_cpu_offload": "dit" in offload.components,
         "text_encoder_cpu_offload": False,
         "image_encoder_cpu_offload": False,
         "vae_cpu_offload": False,

@@ -33,6 +33,14 @@ def test_four_gpus_split_by_ulysses_without_offload(name: str) -> None:
     assert found["enable_torch_compile"] is False
 
 
+def test_a_dit_that_is_offloaded_layer_by_layer_is_loaded_in_host_memory() -> None:
+    """SGLang's loader puts all of it onto the GPU otherwise, before the offload begins: 66 GB into 24 GB."""
+    assert arguments("rtx4090", "dense")["dit_cpu_offload"] is True
+    assert arguments("cpu", "dense")["dit_cpu_offload"] is True
+    assert arguments("h100x4", "dense")["dit_cpu_offload"] is False
+    assert arguments("cpu-fbc", "dense")["dit_cpu_offload"] is False
+
+
 def test_nothing_is_left_to_sglangs_tuning() -> None:
     found = arguments("cpu", "dense")
     assert found["performance_mode"] == "manual"
