@@ -29,7 +29,7 @@ PROMPTS = ROOT / "prompts"
 LOCKS = ROOT / "locks"
 RECIPE_FILES = ("image.toml", "requirements.lock")
 UNLOCKED = ("defaults", "title", "notes")
-LATER = (("cache", "replay"), ("warmup", "compute_last"))
+LATER = (("cache", "replay"), ("offload", "mapped"), ("warmup", "compute_last"))
 """Keys younger than the first locks: in a lock only where they are set, so that those locks keep their digests."""
 
 

@@ -163,6 +163,13 @@ class Offload(Setting):
     prefetch: float = Field(default=1, ge=0, description="layers fetched ahead; SGLang's dit_offload_prefetch_size")
     resident_layers: int = Field(default=0, ge=0)
     pin_cpu_memory: bool = False
+    mapped: bool = Field(default=False, description="host weights stay in their files on disk instead of in memory")
+
+    @model_validator(mode="after")
+    def _mapped_is_of_something(self) -> Offload:
+        if self.mapped and (self.pin_cpu_memory or not self.components):
+            raise ValueError("offload.mapped needs offload.components, and pages of a file cannot be pinned")
+        return self
 
 
 class Compile(Setting):

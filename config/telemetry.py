@@ -69,6 +69,9 @@ class HostSample(Line):
     event: Literal["host_sample"] = "host_sample"
     processes: int
     rss_mib: float = Field(description="resident sets of the arm's processes; shared pages count in each")
+    anonymous_mib: float | None = Field(
+        default=None, description="of rss_mib, what is no file's: the kernel can drop the rest when memory is short"
+    )
     pinned_mib: float = Field(description="locked and pinned memory of the arm, as far as the kernel accounts for it")
     available_mib: float = Field(description="MemAvailable")
     page_cache_mib: float

@@ -29,5 +29,12 @@ def test_every_row_is_shown_by_tests_that_exist() -> None:
         assert set(named) <= TESTS, (number, set(named) - TESTS)
 
 
+def test_every_test_that_the_page_names_exists() -> None:
+    """Those of the faults tried against fetch as well."""
+    named = set(re.findall(r"`(test_\w+)`", PAGE))
+    assert len(named) > 60
+    assert named <= TESTS, named - TESTS
+
+
 def test_every_test_with_a_number_stands_in_the_table() -> None:
     assert [test for test in TESTS if test.startswith("test_field_report") and f"`{test}`" not in PAGE] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from config.checkpoint import manifest
 from config.schema import Target
 from engine.checkpoint.marker import STATE
-from engine.checkpoint.store import cache_root, checkpoint_folder
+from engine.checkpoint.store import cache_root, checkpoint_folder, user_cache
 from engine.doctor.check import Check, Severity, judged
 from engine.environment import compile_cache_folders
 from engine.h3.server_arguments import free_ports
@@ -21,6 +21,9 @@ KERNEL_VERSION = Path("/proc/version")
 REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "lustre", "gpfs", "beegfs", "9p", "afs"})
 VOLATILE = frozenset({"tmpfs", "overlay"})
 RECORD_GIB = 0.1
+SPILL_GIB = {"hub": 24.0, "synthetic": 0.5}
+"""What weights on disk take beside the checkpoint while a run lasts, by its kind: the sorted rows of Q, K and V (50
+layers of 3 x 7168 x 5376 in BF16, 11.6 GB) and the video VAE (10.4 GB), which stand in no file as they are used."""
 COMPLETE_GIB = 0.0
 """What a checkpoint that is there still takes."""
 
@@ -58,6 +61,9 @@ def existing(path: Path) -> Path:
 def disk(target: Target, out: Path) -> Iterator[Check]:
     """Free space where the record goes and, as far as the checkpoint is absent, where that goes (field report 11)."""
     places = {"runs": (out, RECORD_GIB), "cache": (cache_root(), missing_gib(target))}
+    if target.offload.mapped:
+        root, before = spill_root(), missing_gib(target) if spill_root() == cache_root() else 0.0
+        places["offload"] = (root, before + SPILL_GIB[target.checkpoint.kind])
     for name, (path, needed) in places.items():
         free = shutil.disk_usage(existing(path)).free / 2**30
         yield judged(
@@ -67,6 +73,11 @@ def disk(target: Target, out: Path) -> Iterator[Check]:
             f"{needed:.4g} GiB",
             "free some space, or choose another directory with --out or SOL_CACHE",
         )
+
+
+def spill_root() -> Path:
+    """Where weights that stand in no file would go: the cache of checkpoints, or the user's where that is read-only."""
+    return next((root for root in (cache_root(), user_cache()) if os.access(existing(root), os.W_OK)), user_cache())
 
 
 def missing_gib(target: Target) -> float:

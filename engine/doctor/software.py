@@ -64,15 +64,22 @@ def packages(target: Target) -> Iterator[Check]:
 
 
 def torch_build(target: Target) -> Check:
-    """A CPU target wants the CPU build: a CUDA build drags in gigabytes and other kernels."""
-    import torch
+    """A CPU target wants the CPU build: a CUDA build drags in gigabytes and other kernels.
 
+    It is imported, since a build for another CUDA is there by name and fails at that (field report 24).
+    """
+    wanted = "a CPU build" if target.hardware.kind == "cpu" else "a CUDA build"
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        remedy = "use the target's image, or install the locked torch again: a library of another CUDA does not load"
+        return judged("torch build", False, f"cannot be imported: {error}", f"{wanted} that loads", remedy)
     cuda = torch.version.cuda
     if target.hardware.kind == "cpu":
         remedy = "remove .venv and run `make demo` again: it installs the CPU build by exact version"
-        return judged("torch build", cuda is None, torch.__version__, "a CPU build", remedy)
+        return judged("torch build", cuda is None, torch.__version__, wanted, remedy)
     found = f"{torch.__version__}, CUDA {cuda}"
-    return judged("torch build", cuda is not None, found, "a CUDA build", "use the target's image")
+    return judged("torch build", cuda is not None, found, wanted, "use the target's image")
 
 
 def cuda_packages(target: Target) -> Iterator[Check]:

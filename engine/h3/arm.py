@@ -42,13 +42,15 @@ def prepare_cpu(spec: ArmSpec) -> list[str]:
 
 def prepare_worker(spec: ArmSpec) -> None:
     """Install stand-ins and seams in a spawned worker and say so in its events."""
-    from engine.h3 import output, seams
+    from engine.h3 import mapped, output, seams
     from engine.h3.tracker import Tracker
 
     rank = worker_rank(multiprocessing.current_process().name)
     log = EventLog(spec.folder / f"events-rank{rank}.jsonl", "worker", STARTED)
     installed = prepare_cpu(spec)
     tracker = Tracker(spec, rank, log)
+    if spec.lock.resolved.offload.mapped:
+        installed.append(mapped.install_mapped_weights())
     installed += seams.install(tracker)
     if os.environ.get(output.UNMUXED_VARIABLE):
         installed.append(output.keep_tensors(tracker))

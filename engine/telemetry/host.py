@@ -49,12 +49,14 @@ class HostWatcher:
 
     def sample(self, t: float) -> HostSample:
         """Look now."""
-        resident = locked = 0
+        resident = anonymous = locked = 0
         ticks: dict[int, int] = {}
         for pid in members(self._session):
             try:
                 resident += int((PROC / str(pid) / "statm").read_text().split()[1]) * PAGE
-                locked += _locked_kib((PROC / str(pid) / "status").read_text()) * 1024
+                status = (PROC / str(pid) / "status").read_text()
+                anonymous += _kib(status, "RssAnon:") * 1024
+                locked += _kib(status, "VmLck:", "VmPin:") * 1024
                 fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
                 ticks[pid] = int(fields[11]) + int(fields[12])
             except (OSError, IndexError, ValueError):  # it ended meanwhile
@@ -67,6 +69,7 @@ class HostWatcher:
             t=t,
             processes=len(ticks),
             rss_mib=round(resident / MIB, 1),
+            anonymous_mib=round(anonymous / MIB, 1),
             pinned_mib=round(locked / MIB, 1),
             available_mib=int(memory["MemAvailable"].split()[0]) // 1024,
             page_cache_mib=int(memory["Cached"].split()[0]) // 1024,
@@ -79,9 +82,9 @@ class HostWatcher:
         return out
 
 
-def _locked_kib(status: str) -> int:
-    lines = [line.split() for line in status.splitlines() if line.startswith(("VmLck:", "VmPin:"))]
-    return sum(int(line[1]) for line in lines)
+def _kib(status: str, *names: str) -> int:
+    """The sum of some lines of /proc/<pid>/status, KiB."""
+    return sum(int(line.split()[1]) for line in status.splitlines() if line.startswith(names))
 
 
 def _busy_ticks() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -191,9 +192,9 @@ def test_a_driver_that_was_updated_under_the_kernel_asks_for_a_restart(
     assert "restart" in check.remedy
 
 
-def test_an_h200_plays_back_as_it_was_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """tests/engine/nvml/h200.json is what the real library said; through the stand-in it must come out the same."""
-    recorded = json.loads(RECORDING.read_text())
+def play_h200(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """The stand-in says what the real library said; returns the recording."""
+    recorded: dict[str, Any] = json.loads(RECORDING.read_text())
     (board,) = recorded["boards"]
     numbers = {
         "name": board["name"],
@@ -217,9 +218,26 @@ def test_an_h200_plays_back_as_it_was_recorded(monkeypatch: pytest.MonkeyPatch, 
         "pcie_generation_max": board["pcie_generation_max"],
     }
     play(monkeypatch, tmp_path, numbers, driver=recorded["driver"])
+    return recorded
+
+
+def test_an_h200_plays_back_as_it_was_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """tests/engine/nvml/h200.json is what the real library said; through the stand-in it must come out the same."""
+    (board,) = play_h200(monkeypatch, tmp_path)["boards"]
     with nvml.session() as binding:
         (found,) = nvml.boards(binding)
     expected = {**board, "uuid": found.uuid, "processes": tuple(board["processes"])}
     assert dataclasses.asdict(found) == expected
     checks = examined(load_target("h200"))
     assert errors(checks) == warnings(checks) == set()
+
+
+def test_the_page_shows_what_the_doctor_says_of_the_recorded_h200(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """docs/field-reports.md holds the doctor's output; it is what the recording gives through today's checks."""
+    play_h200(monkeypatch, tmp_path)
+    shown = "".join(
+        f"    {check.name:<20}{check.severity:<4}{check.found}\n" for check in gpu.check_gpus(load_target("h200"))
+    )
+    assert shown in (Path(__file__).parents[3] / "docs/field-reports.md").read_text("utf-8"), shown

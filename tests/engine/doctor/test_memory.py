@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
@@ -86,6 +87,43 @@ def test_field_report_38_pinned_buffers_need_nearly_twice_as_much(
     assert "pinned buffers" in check.needed
     resident = load_target("h100x4", ["offload.pin_cpu_memory=true"])
     assert needed_gib(resident) == 500, "nothing is offloaded there, so nothing waits in pinned memory"
+
+
+def test_field_report_14_a_host_of_64_gb_is_shown_the_mode_that_leaves_weights_on_disk(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """66.3 GB of the published list are the DiT's; the remedy names the setting, and the setting is enough."""
+    monkeypatch.setenv("SOL_CACHE", str(tmp_path / "absent"))
+    have(monkeypatch, 62, 57)
+    check = memory.memory(ONE)
+    assert check.severity is Severity.ERROR
+    assert "--set offload.mapped=true" in check.remedy and "DiT's 66.3 GB" in check.remedy
+    assert "open and not comparable" in check.remedy and "not measured" in check.remedy
+    assert check.fix == ("sol benchmark rtx4090 --set offload.mapped=true",)
+    mapped = load_target("rtx4090", ["offload.mapped=true"])
+    assert memory.memory(mapped).severity is Severity.OK
+    assert [check.name for check in memory.check_memory(mapped)][:2] == ["host memory", "weights"]
+    told = memory.weights_on_disk(mapped)
+    assert told.severity is Severity.WARNING and "66.3 GB" in told.remedy
+    have(monkeypatch, 32, 30)
+    assert memory.memory(mapped).severity is Severity.ERROR
+    assert "offload.mapped" not in memory.memory(ONE).remedy, "32 GB are too little for that as well"
+
+
+def test_the_cost_of_weights_on_disk_is_told_from_the_disk_itself(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """40 MB of weights, and the rate at which this disk gave them past the page cache."""
+    monkeypatch.setenv("SOL_CACHE", str(tmp_path))
+    folder = memory.checkpoint_folder(CPU.checkpoint) / "FL2VA/transformer"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(os.urandom(40_000_000))
+    rate = memory.read_rate(CPU)
+    if rate is None:
+        pytest.skip("the file system of the temporary directory has no direct reads")
+    assert 1e6 < rate < 1e12
+    assert memory.dit_bytes(CPU) == 40_000_000
+    assert "GB/s that this disk gives" in memory.cost(CPU)
 
 
 def test_a_virtual_machine_that_can_grow_is_warned_not_refused(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

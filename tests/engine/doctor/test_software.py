@@ -119,6 +119,20 @@ def test_field_report_24_two_cuda_majors_beside_each_other_are_refused(monkeypat
     assert "nvidia-cublas-cu13" in check.found and "CUDA 13" in check.remedy
 
 
+def test_field_report_24_a_torch_that_does_not_load_is_named_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is the loader's own, of a wheel for CUDA 13 on a machine with CUDA 12."""
+    fault = "libcudart.so.13: cannot open shared object file: No such file or directory"
+    (tmp_path / "torch.py").write_text(f"raise OSError({fault!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name == "torch" or name.startswith("torch.")]:
+        monkeypatch.delitem(sys.modules, name)
+    check = by_name(software.check_software(load_target("rtx4090")))["torch build"]
+    assert (check.severity, check.found) == (Severity.ERROR, f"cannot be imported: {fault}")
+    assert "image" in check.remedy
+
+
 def test_field_reports_21_and_35_an_sglang_without_the_model_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -149,6 +163,21 @@ def test_disk_counts_what_a_fetch_has_brought_already(tmp_path: Path, monkeypatc
         handle.truncate(60 * 2**30)
     assert host.missing_gib(target) == 0
     assert host.cache_directory(target).found == "the checkpoint is complete"
+
+
+def test_weights_on_disk_need_room_beside_what_is_still_to_be_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """150 GiB are asked for while nothing is there, and 24 GiB beside them in the mode that leaves weights on disk."""
+    monkeypatch.setenv("SOL_CACHE", str(tmp_path / "cache"))
+    mapped = load_target("rtx4090", ["offload.mapped=true"])
+    found = {check.name: check for check in host.disk(mapped, tmp_path)}
+    assert (found["disk (cache)"].needed, found["disk (offload)"].needed) == ("150 GiB", "174 GiB")
+    assert "disk (offload)" not in {check.name for check in host.disk(load_target("rtx4090"), tmp_path)}
+    monkeypatch.setattr(host.os, "access", lambda path, mode: path != host.existing(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/")
+    found = {check.name: check for check in host.disk(mapped, tmp_path)}
+    assert found["disk (offload)"].needed == "24 GiB", "a read-only cache is complete: the file goes elsewhere"
 
 
 def test_a_machine_that_cannot_mux_is_warned_of_where_tensors_will_do(

@@ -33,8 +33,11 @@ Play = Callable[..., Machine]
 
 @pytest.fixture
 def arm() -> Iterator[subprocess.Popen[bytes]]:
-    """Something in a session of its own that stands for an arm: it holds memory and keeps a core busy."""
-    code = "data = bytearray(60 << 20)\nwhile True: pass"
+    """Something in a session of its own that stands for an arm: it holds 60 MiB, 40 MiB of a file, and a core."""
+    code = (
+        "import mmap, tempfile\nfile = tempfile.TemporaryFile()\nfile.truncate(40 << 20)\n"
+        "pages = mmap.mmap(file.fileno(), 0)\nsum(pages[::4096])\ndata = bytearray(60 << 20)\nwhile True: pass"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     yield process
     process.kill()
@@ -172,7 +175,8 @@ def test_the_host_is_sampled_on_any_machine(tmp_path: Path, arm: subprocess.Pope
     samples = of(tmp_path, "host", HostSample)
     assert not list(tmp_path.glob("telemetry-gpu*"))
     assert samples[-1].processes == 1
-    assert 60 < samples[-1].rss_mib < 200
+    assert 100 < samples[-1].rss_mib < 240
+    assert 60 < samples[-1].anonymous_mib < samples[-1].rss_mib - 40
     assert 0.05 < max(sample.arm_cores for sample in samples) < 1.3
     assert all(sample.busy_cores >= 0 and sample.available_mib > 0 for sample in samples)
     assert lines(tmp_path, "host")[-1].oom_kills == 0
