@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.errors import SolError
@@ -396,6 +396,7 @@ def test_a_short_warm_up_computes_its_part_of_the_list_and_its_last_forward() ->
     cooldown=st.integers(0, 10),
     last=st.booleans(),
 )
+@settings(deadline=None)  # two policies and a record's models an example: slow on a machine that does other things
 def test_the_judges_own_rules_agree_with_every_decision(
     signals: list[float], replay: tuple[int, ...], threshold: float, retain: int, cooldown: int, last: bool
 ) -> None:
