@@ -27,8 +27,6 @@ from engine.h3.spec import ArmSpec, RequestSpec, spec_from_environment  # noqa: 
 def prepare_cpu(spec: ArmSpec) -> list[str]:
     """Install the CPU stand-ins that the target needs. Driver and worker both validate requests, so both get them."""
     target = spec.lock.resolved
-    if target.hardware.kind != "cpu":
-        return []
     from engine.checkpoint.synthesise import PRESETS
     from engine.h3 import cpu
 
@@ -40,6 +38,27 @@ def prepare_cpu(spec: ArmSpec) -> list[str]:
     return installed
 
 
+def prepare_cuda() -> list[str]:
+    """Stand in for compiled packages that CUDA 12.8 has no wheel of, and for absent ones that the model never uses."""
+    from engine.h3 import sgl_kernel_stand_in, unused_packages
+
+    return [*sgl_kernel_stand_in.install(), *unused_packages.install()]
+
+
+def prepare(spec: ArmSpec) -> list[str]:
+    """Install what the machine lacks, before SGLang is imported, in the driver and in every worker."""
+    return prepare_cpu(spec) if spec.lock.resolved.hardware.kind == "cpu" else prepare_cuda()
+
+
+def prepare_weights(spec: ArmSpec) -> list[str]:
+    """Let the loaders take synthetic weights whose files hold no data."""
+    from engine.checkpoint.deferred import install_deferred_loading, lacks_data
+
+    if spec.lock.resolved.checkpoint.kind != "synthetic" or not lacks_data(Path(spec.checkpoint)):
+        return []
+    return [install_deferred_loading()]
+
+
 def prepare_worker(spec: ArmSpec) -> None:
     """Install stand-ins and seams in a spawned worker and say so in its events."""
     from engine.h3 import mapped, output, seams
@@ -47,7 +66,7 @@ def prepare_worker(spec: ArmSpec) -> None:
 
     rank = worker_rank(multiprocessing.current_process().name)
     log = EventLog(spec.folder / f"events-rank{rank}.jsonl", "worker", STARTED)
-    installed = prepare_cpu(spec)
+    installed = prepare(spec) + prepare_weights(spec)
     tracker = Tracker(spec, rank, log)
     if spec.lock.resolved.offload.mapped:
         installed.append(mapped.install_mapped_weights())
@@ -75,7 +94,7 @@ class Driver:
 
     def run(self) -> Exit:
         """Load, run every request, stop. Returns the process's exit code."""
-        installed = prepare_cpu(self.spec) + self.prepare_output()
+        installed = prepare(self.spec) + self.prepare_output()
         self.log.write(ArmStart, arm=self.spec.arm, rank=0, seams=tuple(installed), clock=STARTED)
         self.load()
         for request in self.spec.requests:

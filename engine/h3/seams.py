@@ -26,6 +26,7 @@ from engine.cache.base import BlockStackCache
 from engine.cache.first_block_cache import FirstBlockCache
 from engine.cache.h3_probe import first_block_probe, wait_for_first_block
 from engine.cache.teacache import TeaCache
+from engine.h3.latents import observe_latents
 from engine.h3.operators import name_operators
 from engine.h3.sparse import sparse_attention
 from engine.h3.tracker import Tracker
@@ -235,13 +236,20 @@ def install_attention(tracker: Tracker) -> str:
             out = usp._usp_output_all_to_all(out[None], head_dim=2)[0]
         return out
 
-    dit._minimax_h3_attention_core_bcg = core  # type: ignore[attr-defined]
+    # Outside the graph, as published; traced, it would be compiled anew for every block's number.
+    dit._minimax_h3_attention_core_bcg = torch.compiler.disable(core)  # type: ignore[attr-defined]
     return f"replace.attention_core({tracker.policy.sparse})"
 
 
+def uncompiled_decode(vae: Any, server_args: Any, *, decode_fn: Any = None, compiled_callable: Any = None) -> Any:
+    """In the place of DecodingStage._get_vae_decode_fn: the decode as it is. SGLang compiles it where the DiT is
+    compiled; the published runs did not (H3_FULL_VAE_TORCH_COMPILE = 0)."""
+    return decode_fn or vae.decode
+
+
 def install_decode_residency(tracker: Tracker) -> str:
-    """Keep the video VAE on the device, in the target's dtype, for the length of a decode; offload it again
-    afterwards."""
+    """Keep the video VAE on the device, in the target's dtype and uncompiled, for the length of a decode; offload it
+    again afterwards."""
     stage = importlib.import_module(STAGES + "decoding").MiniMaxH3DecodingStage
     forward = stage.forward
     dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "unchanged": None}
@@ -249,6 +257,7 @@ def install_decode_residency(tracker: Tracker) -> str:
 
     def resident(self: Any, *args: Any, **kwargs: Any) -> Any:
         vae = self.video_vae
+        self._get_vae_decode_fn = uncompiled_decode
         synchronise()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

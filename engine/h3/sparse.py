@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from safetensors.torch import save
 
-from config.record import Attention, GateDone, GateLimits
+from config.record import GateDone, GateLimits
 from engine.attention import sol_attention, sol_attention_packed
 from engine.attention.call import SolAttentionOptions
 from engine.evidence import write_model
 from engine.gate import require_green, run_gate
-from engine.h3.tracker import Tracker
+from engine.h3.tracker import RoutedCall, Tracker
 
 
 def sparse_attention(
@@ -51,15 +51,9 @@ def sparse_attention(
         dense_rows=options.dense_rows,
         backend=tracker.policy.sparse,
     )
-    tracker.log.write(
-        Attention,
-        sample=tracker.sample,
-        step=tracker.step,
-        layers=(layer,),
-        backend=result.backend,
-        mode="sparse",
-        blocks=int(result.route_counts.shape[0]),
-        routed=tuple(result.route_counts.sum(0, dtype=torch.int64).tolist()),
+    # Reading the counts here would wait for the device at every call; the tracker reads a forward's counts together.
+    tracker.routed.append(
+        RoutedCall(layer, result.backend, int(result.route_counts.shape[0]), result.route_counts.sum(0))
     )
     return result.out
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,16 @@ from engine.h3.layout import PackedLayout, find_layout
 from engine.h3.spec import ArmSpec
 
 LAST_STAGE = "MiniMaxH3DecodingStage"
+
+
+class RoutedCall(NamedTuple):
+    """A sparse call of the running forward: its block's number, what computed it, query blocks, and the routed key
+    blocks of each head, [H] int64, on the device."""
+
+    layer: int
+    backend: str
+    blocks: int
+    routed: torch.Tensor
 
 
 class Tracker:
@@ -27,6 +37,7 @@ class Tracker:
         self.step = -1
         self.dense: dict[str, list[int]] = {}
         self.operators: dict[str, str] = {}  # class of SGLang -> what it runs
+        self.routed: list[RoutedCall] = []
         self.gated = False
         self.loads: dict[str, int] = {}
         self.cache: BlockStackCache | None = None
@@ -84,6 +95,7 @@ class Tracker:
         """A DiT forward begins. The layout is read from the first one's own tensors."""
         self.step = step
         self.dense.clear()
+        self.routed.clear()
         if self.layout is None:
             self.layout = layout_of(arguments)
             policy, layout = self.target.sol_attn, self.layout
@@ -103,6 +115,17 @@ class Tracker:
 
     def end_step(self, seconds: float, timestep: float) -> None:
         """A DiT forward ended."""
+        for call, counts in zip(self.routed, self._route_counts(), strict=True):
+            self.log.write(
+                Attention,
+                sample=self.sample,
+                step=self.step,
+                layers=(call.layer,),
+                backend=call.backend,
+                mode="sparse",
+                blocks=call.blocks,
+                routed=tuple(counts),
+            )
         for backend, layers in self.dense.items():
             if backend in self.operators:
                 backend = f"{backend}/{self.operators[backend]}"
@@ -111,6 +134,11 @@ class Tracker:
             )
         self.log.write(Step, sample=self.sample, step=self.step, seconds=seconds, timestep=timestep)
         self._forwards += 1
+
+    def _route_counts(self) -> list[list[int]]:
+        """Routed blocks of each head, call by call: one copy to the host a forward."""
+        counts: list[list[int]] = torch.stack([call.routed for call in self.routed]).tolist() if self.routed else []
+        return counts
 
     def is_sparse(self, layer: int) -> bool:
         """Whether the policy wants Sol-Attn in this layer of the current forward."""

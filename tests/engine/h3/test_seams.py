@@ -74,9 +74,13 @@ def test_the_first_sparse_call_is_gated_once_and_each_call_is_counted(tmp_path: 
         out = sparse.sparse_attention(made, layer, 128**-0.5, q, k, v)
         assert out.shape == (256, 2, 128)
         assert bool((out[200:] == 0).all())
+    made.end_step(1.0, 0.5)
     kinds = [(event["event"], event.get("layers", event.get("layer"))) for event in events(tmp_path)]
-    assert kinds == [("gate", 2), ("attention", [2]), ("attention", [3])]
-    assert all(4 * 2 <= sum(event["routed"]) <= 2 * 16 for event in events(tmp_path)[1:])  # type: ignore[arg-type]
+    assert kinds == [("gate", 2), ("attention", [2]), ("attention", [3]), ("step", None)]
+    assert all(4 * 2 <= sum(event["routed"]) <= 2 * 16 for event in events(tmp_path)[1:3])  # type: ignore[arg-type]
+    made.begin_step(7, {})
+    made.end_step(1.0, 0.5)
+    assert [event["event"] for event in events(tmp_path)[4:]] == ["step"], "a forward's calls are its own"
     report = json.loads((tmp_path / "arms/fullopt/gate-rank0.json").read_text())
     assert report["passed"] and report["shape"] == [1, 200, 2, 128] and report["sink"] == [0, 40]
     assert (tmp_path / "arms/fullopt/gate-rank0.safetensors").stat().st_size > 0
