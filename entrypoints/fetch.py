@@ -9,8 +9,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.columns import Columns
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from config.errors import UsageError
@@ -21,6 +23,9 @@ from engine.checkpoint.published import Verified, verify_published
 from engine.checkpoint.store import checkpoint_folder
 from entrypoints.benchmark import interrupts_raise
 from entrypoints.progress import LINE_SECONDS, ByteRate, clock
+
+BAR_WIDTH = 30
+"""Characters."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +42,18 @@ class FetchOptions:
 
 
 class Display:
-    """One line that is redrawn on a terminal, a new one every ten seconds elsewhere."""
+    """A bar with rate and time left on a terminal, a plain line every ten seconds elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began, self._last = time.monotonic(), -LINE_SECONDS
         self._rate, self._lock = ByteRate(), threading.Lock()
-        self._text = "asking"
+        self._text, self._done, self._total = "asking", 0, 0
         self._live: Live | None = None
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
-            self._live = Live(get_renderable=self._line, console=self._console, refresh_per_second=4, transient=True)
+            self._live = Live(get_renderable=self._bar, console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
         return self
 
@@ -63,11 +68,15 @@ class Display:
     def progress(self, what: str, done: int, total: int) -> None:
         """So many bytes of a phase are done."""
         with self._lock:
-            self._text = self._rate.text(what, done, total)
+            self._text, self._done, self._total = self._rate.text(what, done, total), done, total
             now = time.monotonic()
             if self._live is None and now - self._last >= LINE_SECONDS:
                 self._last = now
                 self._console.print(self._line())
+
+    def _bar(self) -> Columns:
+        bar = ProgressBar(total=self._total or None, completed=self._done, width=BAR_WIDTH)  # no total: it only pulses
+        return Columns([bar, self._line()])
 
     def _line(self) -> Text:
         return Text(f"[{clock(time.monotonic() - self._began)}] {self._text}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from config.errors import Exit
 from config.lock import load_target
 from entrypoints import cli
 from entrypoints.benchmark import provide_checkpoint
+from entrypoints.fetch import BAR_WIDTH, Display
 from entrypoints.progress import Progress
 from tests.engine.checkpoint.hub import Hub, serving
 
@@ -123,3 +125,22 @@ def test_a_benchmark_fetches_what_is_absent_and_verifies_what_is_named(
     (own / entry.path).write_text("[]")
     with pytest.raises(CheckpointError, match="is not what was published"):
         provide_checkpoint(checkpoint, own, progress)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_on_a_terminal_and_plain_lines_elsewhere(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of 144.05 GB at 100 MB/s: the bar, rate and time left; a log file gets lines without control codes."""
+    out, now = StringIO(), [100.0]
+    monkeypatch.setattr("entrypoints.progress.time.monotonic", lambda: now[0])
+    with Display(Console(file=out, force_terminal=terminal, width=120)) as display:
+        display.progress("fetching", 71_025_000_000, 144_050_000_000)
+        now[0] += 10.0
+        display.progress("fetching", 72_025_000_000, 144_050_000_000)
+        if terminal:
+            assert display._live is not None
+            display._live.refresh()
+    shown = out.getvalue()
+    assert "fetching 72.03 of 144.05 GB, 100.0 MB/s, 12:00 left" in shown
+    assert (BAR_WIDTH // 2 * "━" in shown) == terminal
+    assert ("\x1b" in shown) == terminal
+    assert terminal or shown.splitlines()[0] == "[0:00] fetching 71.03 of 144.05 GB, time left not known yet"
