@@ -1,9 +1,11 @@
 # docker buildx bake -f docker/docker-bake.hcl [TARGET ...]    from the root of the checkout
 #
-# Every variable may be set in the environment. scripts/build_image.py sets revision and time from the checkout.
+# Every variable may be set in the environment. scripts/build_image.py sets the revision from the checkout.
 
 variable "SOL_REVISION" { default = "unknown" }
-variable "SOURCE_DATE_EPOCH" { default = "0" }
+# The moment of Debian's archive below: what a build writes later, in its cache as well, gets this time. The commit's would be
+# younger than a cached layer, whose times BuildKit would then keep.
+variable "SOURCE_DATE_EPOCH" { default = "1788220800" }
 variable "DEBIAN_BASE" { default = "debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171" }
 variable "CUDA_BASE" { default = "nvidia/cuda:12.8.1-cudnn-devel-ubuntu24.04@sha256:24c8e3581ea6330038b0d374920721983312627f8adbfcf390bdb4b399d280ed" }
 # Dated archives of Debian and Ubuntu; empty takes the archive as it is today.

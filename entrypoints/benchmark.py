@@ -26,6 +26,7 @@ from engine.summary import summarise
 from entrypoints.progress import Progress
 from entrypoints.signing import close_and_sign
 from entrypoints.verify import print_verification
+from verify.keys import load_signer
 
 COMPARABLE = (
     "recipe_sha256",
@@ -72,6 +73,8 @@ def run_benchmark(options: BenchmarkOptions) -> Exit:
     arms = chosen_arms(target, options.arms)
     samples = options.samples or target.defaults.samples
     out = options.resume.parent if options.resume else options.out
+    if options.sign and options.key:
+        load_signer(options.key)  # refused now, and not after hours
     announce(console, lock, arms, samples)
 
     checks = examine(target, out)

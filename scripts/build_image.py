@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Build images with `docker buildx bake`, with the revision, time and pins of this checkout.
+"""Build images with `docker buildx bake`, with the revision and pins of this checkout.
 
     scripts/build_image.py cpu verify                      sol-cpu and sol-verify, into the engine
     scripts/build_image.py rtx4090 --oci rtx4090.tar       an OCI archive instead, the same bytes each time
@@ -43,10 +43,7 @@ def revision(root: Path) -> str:
 
 def command(root: Path, arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """The bake command and the variables that it reads."""
-    variables = {
-        "SOL_REVISION": revision(root),
-        "SOURCE_DATE_EPOCH": git(root, "log", "-1", "--format=%ct") or "0",
-    }
+    variables = {"SOL_REVISION": revision(root)}
     if arguments.local_base:
         variables |= {"DEBIAN_BASE": LOCAL_BASE, "CUDA_BASE": LOCAL_BASE, "KERNELS": "triton"}
         variables |= {"DEBIAN_SNAPSHOT": "", "UBUNTU_SNAPSHOT": ""}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -53,7 +54,7 @@ def volumes(docker: Docker) -> Iterator[tuple[object, ...]]:
 def signing_key(docker: Docker) -> Path:
     """A key pair; the public half lies beside it."""
     private, _, _ = keygen(docker.scratch / "lab.key")
-    private.chmod(0o644)  # the container's user is another one
+    os.chown(private, 12345, 12345)  # of the container's user: a key that others may read is refused
     return private
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
@@ -103,6 +104,15 @@ def test_base_images_are_those_of_the_recipes(file: str) -> None:
 def test_dated_archives_are_those_of_the_recipes(file: str) -> None:
     named = set(re.findall(r"\b20\d{6}T\d{6}Z\b", (ROOT / file).read_text("utf-8")))
     assert named == {recipe(name)["base_image"]["apt_snapshot"] for name in ("cpu", *GPU)}
+
+
+def test_builds_are_dated_with_the_archive_and_not_with_the_commit() -> None:
+    """BuildKit rewrites only times later than this one: a layer cached before a commit would keep its own."""
+    bake = (ROOT / "docker/docker-bake.hcl").read_text("utf-8")
+    (epoch,) = re.findall(r'variable "SOURCE_DATE_EPOCH" \{ default = "(\d+)" \}', bake)
+    moment = datetime.fromtimestamp(int(epoch), UTC).strftime("%Y%m%dT%H%M%SZ")
+    assert moment == recipe("cpu")["base_image"]["apt_snapshot"]
+    assert "SOURCE_DATE_EPOCH" not in (ROOT / "scripts/build_image.py").read_text("utf-8")
 
 
 def test_smaller_locks_are_line_for_line_those_of_the_cpu() -> None:
