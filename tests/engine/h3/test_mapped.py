@@ -217,3 +217,72 @@ def test_sglangs_offload_manager_computes_the_same_from_mapped_weights(tmp_path:
     done = subprocess.run([sys.executable, "-c", MANAGER, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "as wanted"
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_dits_loader_hands_over_each_tensor_as_it_is_done(spill: Spill, tmp_path: Path, device: str) -> None:
+    """In the order of SGLang's loader: on a CPU an empty parameter is filled in place; on a GPU (played by `meta`: not
+    host memory) it is filled there and comes back as a copy. Sorted rows are spilled, all else stays in its file."""
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(8, 6) for name in ("qkv", "mlp", "norm")})
+    tensors = {f"old.{name}": torch.randn(p.shape) for name, p in model.named_parameters()}
+    originals = from_file(tmp_path / "a.safetensors", **tensors)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            parameter.weight_loader = lambda target, full, name=name: target.data.copy_(sort(name, full))
+
+    def sort(name: str, full: torch.Tensor) -> torch.Tensor:
+        return full.flip(0) if name == "qkv.weight" else full
+
+    class Module:
+        @staticmethod
+        def _make_param_like(like: torch.nn.Parameter, tensor: torch.Tensor) -> torch.nn.Parameter:
+            return torch.nn.Parameter(tensor, requires_grad=False)
+
+    module = Module()
+    loose = []
+
+    def load(model: torch.nn.Module, pairs: object, place: str, *, param_names_mapping: object) -> dict[str, object]:
+        full = {param_names_mapping(name)[0]: tensor for name, tensor in pairs}  # type: ignore[operator, attr-defined]
+        out = {}
+        for name, parameter in model.named_parameters():
+            loader = getattr(parameter, "weight_loader", None)
+            tensor = full[name]
+            if loader is not None:
+                made = module._make_param_like(parameter, torch.empty_like(tensor, device=place))
+                if place == "cpu":
+                    loader(made, tensor)
+                tensor = made.data if place == "cpu" else sort(name, tensor).clone()
+            out[name] = module._make_param_like(parameter, tensor)
+            loose.append(not FileRanges().hold(out[name].data))
+        return out
+
+    weights = Weights(spill)
+    loading = weights.loading(load, module)
+    made = loading(model, iter(originals.items()), device, param_names_mapping=lambda name: (name[4:], None, None))
+    assert loose == [False] * 6, "nothing stays in memory, not even until the next one is loaded"
+    for name in made:
+        assert torch.equal(made[name].data, sort(name, tensors[f"old.{name}"]))
+        in_place = made[name].data.data_ptr() == originals[f"old.{name}"].data_ptr()
+        assert in_place == (name != "qkv.weight"), name
+    assert len(weights.spill.addresses) == 1
+    assert module._make_param_like is Module._make_param_like, "the loader is left as it was"
+
+
+def test_the_text_encoders_loader_hands_over_each_tensor_as_it_is_done(spill: Spill, tmp_path: Path) -> None:
+    """Parameters in host memory become the file's own tensors as soon as they were copied into."""
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(8, 6) for name in ("one", "two")})
+    originals = from_file(tmp_path / "a.safetensors", **{n: torch.randn(p.shape) for n, p in model.named_parameters()})
+    before = []
+
+    def load(model: torch.nn.Module, pairs: object) -> set[str]:
+        parameters, loaded = dict(model.named_parameters()), set[str]()
+        for name, tensor in pairs:  # type: ignore[attr-defined]
+            before.append(sum(FileRanges().hold(parameters[done].data) for done in loaded))
+            parameters[name].data.copy_(tensor)
+            loaded.add(name)
+        return loaded
+
+    assert Weights(spill).loading_text_encoder(load)(model, iter(originals.items())) == set(originals)
+    assert before == [0, 1, 2, 3]
+    assert all(p.data_ptr() == originals[name].data_ptr() for name, p in model.named_parameters())
+    assert not spill.bytes
