@@ -17,12 +17,14 @@ planted_race`` must be reported, or the verdict is void.
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import json
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -105,11 +107,17 @@ def dispatch_bytes(asm: Mapping[str, str]) -> tuple[int, int]:
 
 
 def starting_lines(function: Any) -> tuple[str, ...]:
-    """``file:line`` of a kernel's ``def`` and of its ``gl.warp_specialize`` statements."""
+    """``file:line`` of a kernel's ``def``, of its ``gl.warp_specialize`` calls and of the statements around those: the
+    instructions that start partitions carry these lines (the last ones, that of an enclosing ``if``)."""
     source, first = inspect.getsourcelines(function)
     file = Path(inspect.getsourcefile(function) or "").name
-    marks = (f"def {function.__name__}(", "gl.warp_specialize(")
-    return tuple(f"{file}:{first + i}" for i, line in enumerate(source) if line.strip().startswith(marks))
+    lines = set()
+    for node in ast.walk(ast.parse(textwrap.dedent("".join(source)))):
+        if isinstance(node, ast.stmt) and any(
+            isinstance(call, ast.Call) and ast.unparse(call.func) == "gl.warp_specialize" for call in ast.walk(node)
+        ):
+            lines.add(first + node.lineno - 1)
+    return tuple(f"{file}:{line}" for line in sorted(lines))
 
 
 def compiled_dispatches(kernel: Any) -> list[Dispatch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -187,9 +188,33 @@ def test_ptx_with_another_byte_load_is_refused():
 
 def test_the_lines_that_start_partitions_are_the_kernels_own():
     lines = starting_lines(attend_sm90._attend_kernel.fn)
-    text = open(attend_sm90.__file__).read().splitlines()
+    text = Path(attend_sm90.__file__).read_text().splitlines()
     named = [text[int(line.rpartition(":")[2]) - 1].strip() for line in lines]
-    assert named == ["def _attend_kernel(", "gl.warp_specialize(", "gl.warp_specialize("]
+    assert named == ["def _attend_kernel(", "if G == 2:", "gl.warp_specialize(", "gl.warp_specialize("]
+
+
+def lines_of_dispatch(report):
+    """Source lines that PTX gives the stores of partition numbers and the load of one."""
+    first, stop = dispatch_bytes(asm(report))
+    line, found = 0, []
+    for text in report.ptx.splitlines():
+        if location := re.match(r"\s*\.loc\s+\d+ (\d+) ", text):
+            line = int(location[1])
+        stored = re.search(r"st\.shared\S+\s+\[global_smem\+(\d+)\], \{?\d", text)
+        if "ld.shared.b8" in text or (stored and first <= int(stored[1]) < stop):
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("group", [2, 3])
+def test_the_instructions_that_start_partitions_carry_these_lines(group):
+    """The last stores carry the line of an ``if`` around the call: it was not among the lines, and all was red."""
+    constants = {
+        "G": group, "SHIFT": 12, "STAGES": 5, "REGISTERS": SM90.registers, "LSE": True, "BT": 64, "D": 128
+    }  # fmt: skip
+    found = lines_of_dispatch(compile_for(attend_sm90._attend_kernel, 90, constants, num_warps=4))
+    assert len(found) >= 3
+    assert {f"attend_sm90.py:{line}" for line in found} <= set(starting_lines(attend_sm90._attend_kernel.fn))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so the tools would run")
