@@ -1,21 +1,34 @@
 """Write the lock of every target to config/locks, so that a record of this release stays checkable by digest.
 
 `python -m config.release` adds the current locks and keeps those of earlier releases; `--prune` removes the others, for
-the time before the first release. Run it after any change of a target, a prompt or a recipe: a test asks for it.
+the time before the first release, but for those that a record in benchmarks/records was made with. Run it after any change of a target, a prompt or a recipe: a test asks for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from config.errors import SolError
-from config.lock import LOCKS, lock_file_name, lock_json, resolve, target_names
+from config.lock import LOCKS, ROOT, lock_file_name, lock_json, resolve, target_names
+
+RECORDS = ROOT.parent / "benchmarks" / "records"
 
 
-def write_locks(folder: Path = LOCKS, *, prune: bool = False) -> tuple[list[str], list[str]]:
-    """Write each target's lock to `folder`.
+def locks_of_records(records: Path = RECORDS) -> set[str]:
+    """Names of the locks that the records in a folder were made with or differ from.
+
+    Raises:
+        OSError, ValueError, KeyError: a lock.json cannot be read.
+    """
+    locks = [json.loads(path.read_text("utf-8")) for path in sorted(records.glob("*/lock.json"))]
+    return {f"{lock['target']}-{lock[key][:12]}.json" for lock in locks for key in ("digest", "base_digest")}
+
+
+def write_locks(folder: Path = LOCKS, *, prune: bool = False, records: Path = RECORDS) -> tuple[list[str], list[str]]:
+    """Write each target's lock to `folder`. Pruning spares what the records in `records` were made with.
 
     Returns:
         The names of the files written anew, and of those removed.
@@ -30,7 +43,7 @@ def write_locks(folder: Path = LOCKS, *, prune: bool = False) -> tuple[list[str]
     written = [name for name, data in current.items() if name not in present or present[name].read_bytes() != data]
     for name in written:
         (folder / name).write_bytes(current[name])
-    removed = sorted(present.keys() - current.keys()) if prune else []
+    removed = sorted(present.keys() - current.keys() - locks_of_records(records)) if prune else []
     for name in removed:
         present[name].unlink()
     return written, removed

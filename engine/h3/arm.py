@@ -27,7 +27,7 @@ from engine.h3.spec import ArmSpec, RequestSpec, spec_from_environment  # noqa: 
 def prepare_cpu(spec: ArmSpec) -> list[str]:
     """Install the CPU stand-ins that the target needs. Driver and worker both validate requests, so both get them."""
     target = spec.lock.resolved
-    from engine.checkpoint.synthesise import PRESETS
+    from engine.checkpoint.presets import PRESETS
     from engine.h3 import cpu
 
     installed = [cpu.declare_torchvision_operators(), cpu.install_small_targets(), cpu.install_denoising_on_cpu()]

@@ -42,6 +42,20 @@ def test_keeps_earlier_locks_unless_told(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir()] == [second]
 
 
+def test_pruning_spares_the_locks_of_kept_records(tmp_path: Path) -> None:
+    folder, records = tmp_path / "locks", tmp_path / "records"
+    with target_folder(tmp_path):
+        lock = resolve("fixture", ["sol_attn.tau=0.5"])
+        (records / "run").mkdir(parents=True)
+        (records / "run" / "lock.json").write_bytes(lock_json(lock))
+        first = lock_file_name(resolve("fixture"))
+        write_locks(folder)
+    with target_folder(tmp_path, image=b"another recipe"):
+        write_locks(folder)
+        assert write_locks(folder, prune=True, records=records) == ([], [])
+        assert write_locks(folder, prune=True, records=tmp_path / "none") == ([], [first])
+
+
 def test_mends_a_damaged_lock(tmp_path: Path) -> None:
     with target_folder(tmp_path):
         (name,), _ = write_locks(tmp_path / "locks")

@@ -11,7 +11,7 @@ import pytest
 from config.lock import PROMPTS, load_target, prompt_names, read_prompt, recipes_root, target_names
 from config.schema import FirstBlockCache, Target, TeaCache
 
-TARGETS = ["a100x4", "cpu", "cpu-fbc", "h100x4", "h200", "rtx4090"]
+TARGETS = ["a100x4", "cpu", "cpu-fbc", "h100x4", "h200", "h200-tea", "rtx4090"]
 PUBLISHED = ["rtx4090", "h100x4", "a100x4"]
 FOUR_GPUS = ["h100x4", "a100x4"]
 
@@ -80,32 +80,34 @@ def test_every_line_with_a_value_of_its_own_has_a_source(name: str) -> None:
     assert [line for line in bare if not line.startswith(allowed)] == []
 
 
-@pytest.mark.parametrize("name", ["rtx4090", "h100x4", "a100x4", "h200"])
+@pytest.mark.parametrize("name", ["rtx4090", "h100x4", "a100x4", "h200", "h200-tea"])
 def test_the_published_request(name: str) -> None:
     request = load_target(name).request
     assert (request.task, request.prompt, request.short_edge, request.aspect_ratio) == ("t2va", "starship", 768, "16:9")
     assert (request.width, request.height, request.frames, request.fps) == (1344, 768, 124, 24)
     assert (request.num_inference_steps, request.forwards, request.seed) == (50, 49, 0)
     assert (request.flow_shift, request.audio_flow_shift) == (12.0, 3.0)
-    assert request.duration_seconds == (5 if name == "rtx4090" else 5.166667)
+    assert request.duration_seconds == (5 if name in ("rtx4090", "h200-tea") else 5.166667)
     sol = load_target(name).sol_attn
     assert (sol.block, sol.tau, sol.dense_steps, sol.dense_layers, sol.kv_splits) == (64, 1.0, 10, 2, 1)
 
 
-def test_rtx4090_policy() -> None:
-    target = load_target("rtx4090")
+@pytest.mark.parametrize("name", ["rtx4090", "h200-tea"])
+def test_rtx4090_policy(name: str) -> None:
+    target = load_target(name)
     assert target.cache == TeaCache(
         kind="teacache", threshold=0.10, retain_steps=5, cooldown_steps=1, coefficients=(1.0, 0.0)
     )
     assert target.sol_attn.thresh_type == "diag"
     assert target.sol_attn.sink == target.sol_attn.dense_rows == "text"
-    assert set(target.offload.components) == {"dit", "text_encoder", "vae"}
+    assert set(target.offload.components) == ({"dit", "text_encoder", "vae"} if name == "rtx4090" else set())
     assert (target.offload.prefetch, target.offload.resident_layers, target.offload.pin_cpu_memory) == (1, 0, False)
     assert target.compile.enabled and target.compile.regional
     assert (target.vae.resident_after_denoise, target.vae.dtype, target.vae.tile_batch_size) == (True, "bfloat16", 0)
-    assert (target.warmup.num_inference_steps, target.warmup.seed) == (50, 1)
-    assert target.attention == "torch_sdpa"
-    assert target.hardware.compute_capability == "8.9"
+    assert (target.warmup.num_inference_steps, target.warmup.seed) == (50 if name == "rtx4090" else 12, 1)
+    assert target.warmup.compute_last is (name == "h200-tea")
+    assert target.attention == ("torch_sdpa" if name == "rtx4090" else "torch_cudnn_sdpa")
+    assert target.hardware.compute_capability == ("8.9" if name == "rtx4090" else "9.0")
 
 
 @pytest.mark.parametrize("name", ["h100x4", "a100x4", "h200"])
@@ -116,7 +118,8 @@ def test_four_gpu_policy(name: str) -> None:
     assert target.sol_attn.sink == target.sol_attn.dense_rows == "prefix"
     assert target.offload.components == () and not target.compile.enabled
     assert target.vae.dtype == "unchanged" and not target.vae.resident_after_denoise
-    assert (target.warmup.num_inference_steps, target.warmup.seed) == (50, 10000)
+    assert (target.warmup.num_inference_steps, target.warmup.seed) == (12 if name == "h200" else 50, 10000)
+    assert target.warmup.compute_last is (name == "h200")
     gpus = 1 if name == "h200" else 4
     assert (target.parallel.num_gpus, target.parallel.ulysses, target.parallel.fsdp) == (gpus, gpus, gpus == 4)
     assert target.attention == ("torch_sdpa" if name == "a100x4" else "torch_cudnn_sdpa")
@@ -132,27 +135,28 @@ def test_published_targets_use_the_published_weights_in_an_image(name: str) -> N
     assert target.measure.min_samples >= 3 and target.defaults.samples >= target.measure.min_samples
 
 
-@pytest.mark.parametrize("name", ["h200", "cpu", "cpu-fbc"])
+@pytest.mark.parametrize("name", ["h200", "h200-tea", "cpu", "cpu-fbc"])
 def test_the_others_have_synthetic_weights(name: str) -> None:
     target = load_target(name)
     assert target.checkpoint.kind == "synthetic" and target.bare_is_locked
-    assert target.checkpoint.preset == ("full" if name == "h200" else "tiny")
+    assert target.checkpoint.preset == ("full" if name.startswith("h200") else "tiny")
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_arms(name: str) -> None:
     target = load_target(name)
-    sparse = {"h200": "native", "cpu": "reference", "cpu-fbc": "reference"}.get(name, "sana")
-    extras = name in ("rtx4090", "cpu")
+    sparse = "sana" if name in PUBLISHED else "native" if name.startswith("h200") else "reference"
+    extras = name in ("rtx4090", "h200-tea", "cpu")
+    compiled = name in ("rtx4090", "h200-tea")
     expected = {
         "dense": (False, "none", False, False),
-        "lossless": (False, "none", name == "rtx4090", extras),
-        "cache": (True, "none", name == "rtx4090", extras),
-        "fullopt": (True, sparse, name == "rtx4090", extras),
-        "sol": (False, sparse, name == "rtx4090", extras),
+        "lossless": (False, "none", compiled, extras),
+        "cache": (True, "none", compiled, extras),
+        "fullopt": (True, sparse, compiled, extras),
+        "sol": (False, sparse, compiled, extras),
     }
     if name in PUBLISHED:
-        expected["native"] = (True, "native", name == "rtx4090", extras)
+        expected["native"] = (True, "native", compiled, extras)
     found = {key: (arm.cache, arm.sparse, arm.compile, arm.vae_resident) for key, arm in target.arms.items()}
     assert found == expected
 
@@ -180,7 +184,7 @@ def test_cpu_targets_are_large_enough_to_be_sparse(name: str) -> None:
     assert load_target(name).sol_attn.dense_steps < request.forwards
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, "h200"])
+@pytest.mark.parametrize("name", [*PUBLISHED, "h200", "h200-tea"])
 def test_agrees_with_its_image_recipe(name: str) -> None:
     recipe = tomllib.loads((recipes_root() / load_target(name).recipe / "image.toml").read_text("utf-8"))
     target = load_target(name)

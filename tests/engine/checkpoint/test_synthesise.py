@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from config.schema import Checkpoint
-from engine.checkpoint.store import list_files, verify_synthetic, write_synthetic
 from engine.checkpoint.draw import uniform
+from engine.checkpoint.store import list_files, verify_synthetic, write_synthetic
 
 TINY = Checkpoint(kind="synthetic", preset="tiny", seed=0)
 
