@@ -255,7 +255,10 @@ class Attention(Event):
     sample: int
     step: int
     layers: tuple[int, ...] = Field(strict=False)
-    backend: str
+    backend: str = Field(
+        description="what computed it: SGLang's class and, behind a slash, the PyTorch operator that it runs (dense); "
+        "our backend and its kernel (sparse)"
+    )
     mode: Literal["dense", "sparse"]
     blocks: int = Field(default=0, ge=0, description="query (= key) blocks of the live document; 0 for dense")
     routed: tuple[int, ...] = Field(
