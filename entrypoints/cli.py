@@ -4,6 +4,7 @@ to get it."""
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,21 @@ Trust = Annotated[
     Path | None, typer.Option("--trust", metavar="FILE", help="Whose signatures count (TOML); see the README.")
 ]
 Record = Annotated[Path, typer.Argument(metavar="DIR", help="A run record.")]
+
+
+class Weights(StrEnum):
+    """Values of --weights."""
+
+    SYNTHETIC = "synthetic"
+
+
+def weights_overrides(target: str, weights: Weights | None) -> list[str]:
+    """What --weights stands for, as --set values: none where the target's weights are synthetic already."""
+    from config.lock import load_target
+
+    if weights is None or load_target(target).checkpoint.kind == "synthetic":
+        return []
+    return [f"checkpoint.{value}" for value in ("kind=synthetic", 'repo=""', 'revision=""', "preset=full", "seed=0")]
 
 
 @app.command("print")
@@ -130,6 +146,10 @@ def benchmark(
         int | None, typer.Option("--samples", min=1, max=1000, help="Measured samples of each arm, after one warm-up.")
     ] = None,
     set_: Set = None,
+    weights: Annotated[
+        Weights | None,
+        typer.Option("--weights", help="synthetic: random ones of the published shapes, in an open run."),
+    ] = None,
     out: Out = OUT,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Add arms or samples to an unsigned record.")
@@ -153,7 +173,7 @@ def benchmark(
         target=target,
         arms=arm or [],
         samples=samples,
-        overrides=set_ or [],
+        overrides=[*weights_overrides(target, weights), *(set_ or [])],
         out=out,
         resume=resume,
         key=key,

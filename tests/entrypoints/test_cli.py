@@ -112,3 +112,16 @@ def test_a_verb_without_its_part_says_which_and_how_to_get_it(words: tuple[str, 
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
     assert done.returncode == 10, done.stderr
     assert "this verb needs the engine part" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_synthetic_weights_stand_for_overrides_and_make_the_run_open() -> None:
+    from entrypoints.cli import Weights, weights_overrides
+
+    lock = resolve("rtx4090", weights_overrides("rtx4090", Weights.SYNTHETIC))
+    assert {override.key for override in lock.overrides} == {
+        f"checkpoint.{x}" for x in ("kind", "repo", "revision", "preset")
+    }
+    assert (lock.resolved.checkpoint.kind, lock.resolved.checkpoint.preset) == ("synthetic", "full")
+    assert weights_overrides("rtx4090", None) == weights_overrides("h200", Weights.SYNTHETIC) == []
+    finished = sol("benchmark", "h200", "--weights", "real")
+    assert finished.returncode == 2 and "'real' is not one of 'synthetic'" in finished.stderr
