@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -201,3 +203,79 @@ def test_a_sparse_arm_without_a_gate_after_its_warm_up_ends(
 )
 def test_why_an_arm_is_ungated_names_what_to_change(overrides: tuple[str, ...], cached: bool, says: str) -> None:
     assert says in ungated_reason(resolve("cpu-fbc", overrides).resolved, cached)
+
+
+def test_the_attention_core_stays_outside_a_compiled_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, it would be compiled anew for each block's number, and its bookkeeping done once, while tracing."""
+    seen: list[tuple[int, bool]] = []
+    dit = ModuleType(seams.DIT)
+
+    def stock(attention: Any, q: torch.Tensor, *rest: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        seen.append((attention.sol_layer, torch.compiler.is_compiling()))
+        attention._attention_impl = object()
+        return q * 2
+
+    dit._minimax_h3_attention_core_bcg = stock  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, seams.DIT, dit)
+    made = tracker(tmp_path, "lossless")
+    seams.install_attention(made)
+
+    class Block(torch.nn.Module):
+        def __init__(self, layer: int) -> None:
+            super().__init__()
+            self.attn = SimpleNamespace(sol_layer=layer)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            core = dit._minimax_h3_attention_core_bcg
+            return (
+                core(self.attn, x + 1, x, x, cu_seqlens=x, cu_seqlens_host=(0,), max_seqlen=1, ulysses_active=False) - 1
+            )
+
+    graphs: list[object] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    x = torch.ones(3)
+    for layer in range(4):
+        block = Block(layer)
+        block.compile(backend=count, dynamic=False)
+        for _ in range(2):
+            assert torch.equal(block(x), torch.full((3,), 3.0))
+    assert seen == [(layer, False) for layer in range(4) for _ in range(2)]
+    assert made.dense == {"object": [0, 0, 1, 1, 2, 2, 3, 3]}
+    assert graphs, "nothing was compiled: the test shows nothing"
+
+
+def test_a_resident_decode_is_cast_and_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Vae(torch.nn.Linear):
+        def disable_offload(self) -> None:
+            calls.append("disable_offload")
+
+        def enable_offload(self) -> None:
+            calls.append("enable_offload")
+
+        def decode(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(f"decode {self.weight.dtype}")
+            return x
+
+    class Stage:
+        def __init__(self) -> None:
+            self.video_vae = Vae(2, 2)
+
+        def _get_vae_decode_fn(self, *args: object, **kwargs: object) -> object:
+            raise AssertionError("SGLang would compile here")
+
+        def forward(self, batch: object, server_args: object) -> object:
+            return self._get_vae_decode_fn(self.video_vae, server_args, decode_fn=self.video_vae.decode)(batch)
+
+    module = ModuleType("decoding")
+    module.MiniMaxH3DecodingStage = Stage  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, seams.STAGES + "decoding", module)
+    made = tracker(tmp_path, overrides=("vae.dtype=bfloat16", "vae.resident_after_denoise=true"))
+    assert seams.install_decode_residency(made) == "replace.decode_residency(bfloat16)"
+    Stage().forward(torch.ones(1), None)
+    assert calls == ["disable_offload", "decode torch.bfloat16", "enable_offload"]
