@@ -76,6 +76,17 @@ def test_a_stock_arm_is_only_observed(locked_record: Path) -> None:
     assert "replace.attention_core(reference)" in start["seams"]
 
 
+def test_lossless_leaves_the_latents_of_dense_and_no_other_arm_does(locked_record: Path) -> None:
+    """Our seams with everything dense are SGLang's own arithmetic, bit by bit, before any decoder."""
+    found = {x["arm"]: x for x in benchmark(locked_record)["latents"] if x["baseline"] == "dense"}
+    assert set(found) == set(ARMS) - {"dense"}
+    for name, elements in (("video", 24 * 12 * 16 * 28), ("audio", 2 * 32 * 65)):
+        assert {arm for arm, x in found.items() if x[name]["equal"]} == {"lossless"}
+        assert found["lossless"][name]["rel_l2"] == 0.0 and found["lossless"][name]["norm_ratio"] == 1.0
+        assert all(0 < found[arm][name]["rel_l2"] < 1 for arm in ("cache", "fullopt", "sol"))
+        assert all((x[name]["sampled"], x[name]["elements"]) == (1024, elements) for x in found.values())
+
+
 def test_lossless_gives_the_frames_of_dense(locked_record: Path) -> None:
     arms = locked_record / "arms"
     assert psnr(arms / "dense/sample-1/out.mp4", arms / "lossless/sample-1/out.mp4") >= LOSSLESS_PSNR_DB
