@@ -211,6 +211,63 @@ assert (folder / "a.safetensors").read_bytes() == before, "the checkpoint's file
 print("as wanted")
 """
 
+MEMORY = """
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import safe_open, save_file
+from engine.h3.cpu import declare_torchvision_operators, install_cpu_streams
+declare_torchvision_operators(), install_cpu_streams()
+from sglang.multimodal_gen.runtime.managers.memory_managers.layerwise_offload import LayerwiseOffloadManager
+from engine.h3 import mapped
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.device("meta"):
+            self.blocks = torch.nn.ModuleList(torch.nn.Linear(4096, 4096, bias=False).bfloat16() for _ in range(8))
+
+path, way = Path(sys.argv[1]) / "a.safetensors", sys.argv[2]
+if way == "write":
+    save_file({f"blocks.{n}.weight": torch.randn(4096, 4096).bfloat16() for n in range(8)}, path)
+    raise SystemExit
+model = Model()
+weights = mapped.Weights(mapped.Spill(lambda: path.parent))
+if way == "mapped":
+    LayerwiseOffloadManager._initialize = weights.initialising(LayerwiseOffloadManager._initialize)
+before = anonymous()
+with safe_open(path, "pt") as handle:
+    for name, _ in list(model.named_parameters()):
+        tensor = handle.get_tensor(name)
+        loaded = tensor.clone()  # as a loader fills a parameter
+        kept = weights.keep(loaded, tensor) if way == "mapped" else loaded
+        model.get_submodule(name.rpartition(".")[0]).weight = torch.nn.Parameter(kept, requires_grad=False)
+        del tensor, loaded, kept
+manager = LayerwiseOffloadManager(
+    model, layers_attr_str="blocks", num_layers=8, enabled=True, pin_cpu_memory=False, prefetch_size=1
+)
+manager.release_all()
+print(anonymous() - before)
+"""
+
+
+def test_layers_of_256_mib_take_no_memory_of_the_processs_own_when_they_are_mapped(tmp_path: Path) -> None:
+    """SGLang's own manager, eight layers of 32 MiB: it holds them all, and holds none of them."""
+
+    def grown(way: str) -> float:
+        done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path), way], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return float(done.stdout.split()[-1]) if way != "write" else 0.0
+
+    grown("write")
+    plain, left = grown("plain"), grown("mapped")
+    assert plain > 250, "what is measured is there to be measured"
+    assert left < 64, "one layer at most, while it is loaded"
+
 
 def test_sglangs_offload_manager_computes_the_same_from_mapped_weights(tmp_path: Path) -> None:
     """SGLang's own manager in a process of its own: nothing copied, the same bits out, the file never written to."""
