@@ -21,14 +21,15 @@ def run(sol: Sol, out: Path, *options: str) -> Path:
 
 
 def anonymous_mib(record: Path) -> float:
-    """Least memory of the arm that is no file's, once its weights were loaded: what it holds all the time. Its peaks
-    are those of the decode, whose size varies by more than these weights have."""
+    """Least memory of the arm that is no file's, from its weights being loaded to its last request's end: what it holds
+    all the time. Its peaks are those of the decode, whose size varies by more than these weights have."""
     lines = map(json.loads, (record / "arms/fullopt/telemetry-host.jsonl").read_text().splitlines())
     start = next(lines)["clock"]
     (driver,) = [event for event in events(record, "fullopt", "arm_start") if event["source"] == "driver"]
     (loaded,) = events(record, "fullopt", "load_end")
-    begin = driver["clock"] + loaded["t"] - start
-    return min(line["anonymous_mib"] for line in lines if line["event"] == "host_sample" and line["t"] >= begin)
+    ends = [event["t"] for event in events(record, "fullopt", "request_end") if event["source"] == "driver"]
+    begin, end = (driver["clock"] + t - start for t in (loaded["t"], ends[-1]))
+    return min(line["anonymous_mib"] for line in lines if line["event"] == "host_sample" and begin <= line["t"] <= end)
 
 
 def taken(out: Path) -> dict[str, tuple[int, int]]:
