@@ -1,7 +1,8 @@
 """Write the lock of every target to config/locks, so that a record of this release stays checkable by digest.
 
-`python -m config.release` adds the current locks and keeps those of earlier releases; `--prune` removes the others, for
-the time before the first release, but for those that a record in benchmarks/records was made with. Run it after any change of a target, a prompt or a recipe: a test asks for it.
+`python -m config.release` adds the current locks and keeps those of earlier releases. `--prune` removes the others, for
+the time before the first release, but for those that a record in benchmarks/records was made with. Run it after any
+change of a target, a prompt or a recipe: a test asks for it.
 """
 
 from __future__ import annotations
