@@ -24,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET_SECONDS = int(os.environ.get("SOL_IMAGE_TESTS_SECONDS", 45 * 60))
-"""For all tests of this folder together, from nothing: thrice what they take on two quiet cores. Then they fail."""
+"""For all tests of this folder together, from nothing; then they fail. The variable is for busy machines."""
 MARKER = "sol-test-" + uuid.uuid4().hex
 """Stands in every secret that a test hands to a build or a run, and must stand nowhere else."""
 

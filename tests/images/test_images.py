@@ -333,8 +333,9 @@ def substitutes(docker: Docker) -> tuple[Path, Path]:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("SUBSTITUTE = True\n")
     git = ["git", "-C", str(repository), "-c", "user.name=test", "-c", "user.email=test@example.org"]
+    dated = {**os.environ, "GIT_AUTHOR_DATE": "@0 +0000", "GIT_COMMITTER_DATE": "@0 +0000"}  # the same commit each time
     for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "x"]):
-        subprocess.run([*git, *words], check=True)
+        subprocess.run([*git, *words], check=True, env=dated)
     subprocess.run([*git, "config", "uploadpack.allowAnySHA1InWant", "true"], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
 
