@@ -178,7 +178,7 @@ PUBLISHED = Architecture(
     video=VideoDecoder(heads=32, layers=36),
     audio=AudioDecoder(latent=2048, initial=1024),
 )
-# The presets of engine/checkpoint/synthesise.py; a test compares the two.
+# The presets of engine/checkpoint/presets.py; a test compares the two.
 WIDE = replace(PUBLISHED, name="synthetic, preset wide", dit=replace(PUBLISHED.dit, layers=4))
 TINY = Architecture(
     name="synthetic, preset tiny",

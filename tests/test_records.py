@@ -18,6 +18,8 @@ FOLDER = ROOT / "benchmarks" / "records"
 RECORDS = sorted(path.parent for path in FOLDER.glob("*/lock.json"))
 FULL, FOUR_BLOCKS = FOLDER / "20261130T194535Z-h200-a53d2de6", FOLDER / "20261130T193631Z-h200-tea-fc41698d"
 
+TAU_ONE = FOLDER / "20261130T191650Z-h200-44928457"
+
 
 def test_they_are_few_small_and_without_media() -> None:
     assert {FULL, FOUR_BLOCKS} <= set(RECORDS)
@@ -115,6 +117,8 @@ def figures() -> dict[str, float]:
             sum(compiled[:2]) - 2 * median(compiled[2:])
         ),
         "decode of video and sound, video decoder in bfloat16": lossless.stage(decoding),
+        "density at tau 1, mean": 100 * Arm(TAU_ONE, "fullopt").density(),
+        "dense forward, not compiled, median of 13": median(Arm(TAU_ONE, "dense").forwards("dense")),
     }
 
 

@@ -62,7 +62,10 @@ def spreads(benchmark: Benchmark, target: Target) -> Iterator[Spread]:
     """
     listed = target.cache.replay
     if target.request.forwards > MAX_FORWARDS:
-        raise InvalidRecord(f"the lock has {target.request.forwards} forwards; any request has at most {MAX_FORWARDS}")
+        raise InvalidRecord(
+            f"the lock has {target.request.forwards} forwards; any request has at most {MAX_FORWARDS}",
+            remedy="ask for the record as it was written",
+        )
     dense = benchmark.arms.get("dense")
     base = dense.denoise_seconds.median if dense and dense.outcome == "complete" and dense.denoise_seconds else None
     for name in (name for name in ARMS if name in benchmark.arms):

@@ -142,7 +142,10 @@ class DeferredTensor(torch.Tensor):
         if device is None or torch.device(device).type == "meta":
             names = ", ".join(tensor.draw.name for tensor in flat if isinstance(tensor, DeferredTensor))
             raise RuntimeError(f"{function} needs the elements of {names}, which no device holds yet: move it to one")
-        real = lambda x: x.draw.tensor(device) if isinstance(x, DeferredTensor) else x  # noqa: E731
+
+        def real(leaf: Any) -> Any:
+            return leaf.draw.tensor(device) if isinstance(leaf, DeferredTensor) else leaf
+
         return function(*tree_map(real, args), **tree_map(real, kwargs))
 
 

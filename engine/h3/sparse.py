@@ -36,7 +36,8 @@ def sparse_attention(
     if not tracker.gated:
         if tracker.phase != "warmup":
             raise RuntimeError(
-                f"sample {tracker.sample} makes the first sparse call, and it is no warm-up: no gate ran"
+                f"sample {tracker.sample} makes the first sparse call, and it is no warm-up: no gate ran. "
+                "Needed: a sparse call in the warm-up; --set warmup.compute_last=true, or more warm-up steps"
             )
         gate(tracker, layer, options, *(x[None, : layout.live_tokens] for x in (q, k, v)))
     result = sol_attention_packed(

