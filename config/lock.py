@@ -29,8 +29,14 @@ PROMPTS = ROOT / "prompts"
 LOCKS = ROOT / "locks"
 RECIPE_FILES = ("image.toml", "requirements.lock")
 UNLOCKED = ("defaults", "title", "notes")
-LATER = (("cache", "replay"), ("offload", "mapped"), ("warmup", "compute_last"))
-"""Keys younger than the first locks: in a lock only where they are set, so that those locks keep their digests."""
+LATER: Mapping[tuple[str, ...], Any] = {
+    ("cache", "replay"): [],
+    ("offload", "mapped"): False,
+    ("output",): "mp4",
+    ("warmup", "compute_last"): False,
+}
+"""Keys younger than the first locks, with what those did: in a lock only where they differ, so that those locks keep
+their digests."""
 
 
 class Recipe(Model):
@@ -219,11 +225,12 @@ def _values(target: Target) -> dict[str, Any]:
             remedy="set request.prompt_sha256 to the text's own digest, or leave it empty",
         )
     request["prompt_sha256"] = digest
-    for table, key in LATER:
-        if not values[table][key]:
-            del values[table][key]
-    if values["output"] == "mp4":
-        del values["output"]  # younger than the first locks, which keep their digests
+    for (*tables, key), at_first in LATER.items():
+        table = values
+        for name in tables:
+            table = table[name]
+        if table[key] == at_first:
+            del table[key]
     values["recipe_files"] = read_recipe(target.recipe).model_dump(mode="json")
     return values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,12 +91,13 @@ def test_keygen_writes_a_private_key_that_only_its_owner_reads_and_never_overwri
     assert key.read_bytes() == before
 
 
-def test_a_verb_whose_part_is_missing_says_how_to_get_it() -> None:
+def test_a_verb_whose_part_is_missing_says_how_to_get_it(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['torch'] = None; sys.modules['sglang'] = None; "
         "sys.argv = ['sol', 'benchmark', 'cpu']; from entrypoints.cli import main; main()"
     )
-    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    own = {**os.environ, "SOL_CACHE": str(tmp_path)}  # not the user's, where a checkpoint may be damaged
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=own)
     assert finished.returncode == 10, finished.stderr
     assert "make demo" in finished.stderr
     assert "Traceback" not in finished.stderr
