@@ -23,7 +23,7 @@ import torch
 import triton
 from torch.nn.attention import SDPBackend
 
-from config.errors import Exit
+from config.errors import Exit, UsageError
 from engine.attention import kernels, reference, sana
 from engine.attention.call import SolAttentionOptions, ThreshType, TokenRange
 from engine.attention.dense import sdpa_choice
@@ -322,12 +322,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.attention.bench", description=__doc__)
     parser.add_argument("--json", type=Path, help="where to write all samples of all cases")
     parser.add_argument("--peer", action="append", default=[], metavar="PATH", help="folder to import peers from")
-    parser.add_argument("--only", default="", help="comma-separated groups: published, rank, tau, strided, length")
+    groups = list(dict.fromkeys(case.group for case in cases()))
+    parser.add_argument("--only", default="", help=f"comma-separated groups: {', '.join(groups)}")
     arguments = parser.parse_args()
+    only = set(filter(None, arguments.only.split(",")))
+    if unknown := sorted(only - set(groups)):
+        parser.error(f"--only: no group {', '.join(unknown)}; known: {', '.join(groups)}")
     if not torch.cuda.is_available():
         print("no CUDA device: the kernels are timed on a GPU; their tests run without one", file=sys.stderr)
         return Exit.ENVIRONMENT
-    peers = find_peers(arguments.peer)
+    try:
+        peers = find_peers(arguments.peer)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     report: dict[str, Any] = {"environment": environment(), "peers": sorted(peers), "gate": [], "cases": []}
     print(json.dumps(report["environment"]), f"peers: {', '.join(peers) or 'none'}", sep="\n")
 
@@ -337,7 +345,6 @@ def main() -> int:
             report["gate"].append({"check": name, "value": value, "limit": limit, "passed": passed})
             print(f"{'ok ' if passed else 'RED'} {name}: {value:.3g} (limit {limit:.3g})", flush=True)
     green = all(check["passed"] for check in report["gate"])
-    only = set(filter(None, arguments.only.split(",")))
     save(report, arguments.json)
     for case in cases() if green else []:
         if not only or case.group in only:

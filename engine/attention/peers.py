@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from config.errors import UsageError
 from engine.attention import sana
 from engine.attention.call import SolAttentionOptions
 from engine.attention.dense import operators_of
@@ -76,12 +78,26 @@ PEERS = {"comfyui-sol-attn": ("sol_kernel.fwd", comfy_peer), "sana": ("sol_attn"
 
 
 def find_peers(paths: list[str]) -> dict[str, Attention]:
-    """The peers that can be imported, from ``paths`` or from what is installed."""
+    """The peers that can be imported, from ``paths`` or from what is installed.
+
+    Raises:
+        UsageError: a folder that was pointed to gave none, so its column would be missing without a word.
+    """
     sys.path[:0] = paths
-    found = {}
+    found, files, failed = {}, [], []
     for name, (module, adapter) in PEERS.items():
         try:
-            found[name] = adapter(importlib.import_module(module))
-        except ImportError:
+            imported = importlib.import_module(module)
+        except ImportError as error:
+            failed.append(f"{module}: {error}")
             continue
+        found[name] = adapter(imported)
+        files.append(Path(imported.__file__ or "").resolve())
+    for path in map(Path, paths):
+        if not any(file.is_relative_to(path.resolve()) for file in files):
+            raise UsageError(
+                f"no peer could be imported from {path}: {'; '.join(failed) or 'others came first'}",
+                needed=f"a folder that holds one of the modules {', '.join(module for module, _ in PEERS.values())}",
+                remedy="give --peer the folder above the package, and install what it imports",
+            )
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from config.errors import Exit
+from config.errors import Exit, UsageError
 from engine.attention import bench, peers, reference, sana
 from engine.attention.call import SolAttentionOptions
 
@@ -56,6 +56,30 @@ def test_a_peer_is_found_on_its_path_and_given_whole_blocks(peer):
 def test_a_peer_that_is_not_there_is_not_found(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert "comfyui-sol-attn" not in peers.find_peers([])
+
+
+def test_a_folder_without_a_peer_is_refused_and_says_what_was_wrong(tmp_path, monkeypatch, capsys):
+    """A relative --peer from another folder once timed all cases beside `peers: none`, at exit code 0."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(UsageError, match=f"{tmp_path}.*No module named 'sol_kernel'"):
+        peers.find_peers([str(tmp_path)])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sys, "argv", ["bench", "--peer", str(tmp_path / "absent")])
+    assert bench.main() == Exit.USAGE
+    assert "no peer could be imported" in capsys.readouterr().err
+
+
+def test_a_peer_that_cannot_be_imported_gives_its_own_reason(peer):
+    (peer / "sol_kernel" / "fwd.py").write_text("import a_package_that_is_not_here")
+    with pytest.raises(UsageError, match="No module named 'a_package_that_is_not_here'"):
+        peers.find_peers([str(peer)])
+
+
+def test_an_unknown_group_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "--only", "published,lenght"])
+    with pytest.raises(SystemExit, match="2"):
+        bench.main()
+    assert "no group lenght; known: published, rank, tau, strided, length" in capsys.readouterr().err
 
 
 SANA = """

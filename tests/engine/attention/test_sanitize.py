@@ -115,6 +115,17 @@ def test_without_the_planted_race_the_verdict_is_void():
     assert not report["planted_race_seen"] and not report["passed"]
 
 
+def test_what_no_control_reproduces_is_not_put_aside():
+    """Launched once, the control was reported on its word alone, and the verdict was green all the same."""
+    start = CONTROLS.index("========= Error: Potential RAW hazard detected at __shared__ 0x436")
+    word_alone = CONTROLS[:start] + CONTROLS[CONTROLS.index("========= Error: Potential WAR") :]
+    word_alone = word_alone.replace("3 hazards", "2 hazards")
+    report = verdict(controls=word_alone)
+    assert report["false_alarms_of_control"]["dispatch bytes"] == 0 and not report["passed"]
+    nothing = "========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+    assert verdict(calls=nothing, controls=word_alone)["passed"]
+
+
 @pytest.mark.parametrize("memcheck", ["========= ERROR SUMMARY: 1 error\n", ""])
 def test_memchecks_errors_are_red_and_so_is_a_log_without_a_summary(memcheck):
     assert not verdict(memcheck=memcheck)["passed"]
