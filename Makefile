@@ -12,7 +12,7 @@ LINT = $(PYTHON) -m ruff check . || status=1; \
 	$(PYTHON) -m mypy || status=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-images lint setup images figures clean
+.PHONY: help demo test test-fast test-images lint setup images figures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,15 +20,14 @@ help: ## this list
 demo: setup ## run the CPU target: dense and full optimisation, gated, recorded, signed and verified
 	@$(VENV)/bin/sol benchmark cpu --arm dense --arm fullopt
 
-# The image tests join `make test` when they have been seen whole on a quiet machine, within what CI has (issue 3).
-test: setup ## lint, types and every test but those of the images
-	@echo "not run here: the image tests, which build in a real Docker engine (make test-images, or make test-all)"
-	@status=0; $(LINT); $(PYTHON) -m pytest -m "not docker" || status=1; exit $$status
-
-test-all: setup ## the same with the image tests
+test: setup ## lint, types and every test; those of the images build in a real Docker engine, which they start
 	@status=0; $(LINT); $(PYTHON) -m pytest || status=1; exit $$status
 
-test-images: setup ## the image tests alone: build, start and compare, in a Docker engine that they start
+test-fast: setup ## the same without the image tests
+	@echo "not run here: the image tests, which build in a real Docker engine (make test-images, or make test)"
+	@status=0; $(LINT); $(PYTHON) -m pytest -m "not docker" || status=1; exit $$status
+
+test-images: setup ## the image tests alone: build, start and compare
 	@$(PYTHON) -m pytest -m docker
 
 lint: setup ## ruff and mypy

@@ -524,7 +524,7 @@ def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 def test_make_without_a_target_lists_the_targets() -> None:
     out = make().stdout
-    names = {"help", "demo", "test", "test-all", "test-images", "lint", "setup", "images", "figures", "clean"}
+    names = {"help", "demo", "test", "test-fast", "test-images", "lint", "setup", "images", "figures", "clean"}
     assert {line.split()[1] for line in out.splitlines()} == names
 
 
@@ -538,8 +538,9 @@ def test_make_test_sets_up_and_checks_everything() -> None:
     assert out.startswith("scripts/bootstrap.sh") and out.count("scripts/bootstrap.sh") == 1
     for command in ("ruff check .", "ruff format --check .", "mypy", "pytest"):
         assert f"-m {command}" in out
-    assert '-m pytest -m "not docker" ||' in out and "not run here: the image tests" in out
-    assert "-m pytest ||" in make("-n", "test-all").stdout  # and no selection of tests
+    assert "-m pytest ||" in out  # and no selection of tests
+    fast = make("-n", "test-fast").stdout
+    assert '-m pytest -m "not docker" ||' in fast and "not run here: the image tests" in fast
     assert make("-n", "test-images").stdout.rstrip().endswith("-m pytest -m docker")
 
 
