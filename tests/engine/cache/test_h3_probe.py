@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
-import os
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,24 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from engine.cache.h3_probe import first_block_probe, wait_for_first_block
+from tests.engine import sglang_on_cpu
 
-_LIBRARIES: list[torch.library.Library] = []
 WIDTH, TIME, ROWS, TIMESTEPS, MODALITIES = 48, 12, 37, 2, 3
 
 
 @pytest.fixture(scope="module")
 def dit() -> ModuleType:
     """SGLang's H3 DiT module, imported for the CPU (about 15 s in a fresh process)."""
-    if importlib.util.find_spec("sglang") is None:
-        pytest.skip("SGLang is not installed: the probe has nothing to be compared with")
-    os.environ["SGLANG_DIFFUSION_PLATFORM_OVERRIDE"] = "cpu"
-    if not hasattr(torch.ops.torchvision, "nms"):
-        # PyPI's torchvision registers fakes for two operators that its CUDA build cannot load beside a CPU torch.
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _LIBRARIES.append(library)  # the schemas live as long as the object
-    return importlib.import_module("sglang.multimodal_gen.runtime.models.dits.minimax_h3")
+    return sglang_on_cpu.module("sglang.multimodal_gen.runtime.models.dits.minimax_h3")
 
 
 class Pair(nn.Module):
@@ -133,7 +121,7 @@ def test_probe_reads_block_0_although_layerwise_offload_released_it(
     dit: ModuleType, block: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The probe never calls block 0, so SGLang's pre-hook, which brings the weights, does not run before it."""
-    offload = importlib.import_module("sglang.multimodal_gen.runtime.managers.memory_managers.layerwise_offload")
+    offload = sglang_on_cpu.module("sglang.multimodal_gen.runtime.managers.memory_managers.layerwise_offload")
     # A CPU has neither streams nor events; SGLang's manager only needs the names.
     stream = SimpleNamespace(wait_stream=lambda other: None, wait_event=lambda event: None)
     for name, value in {

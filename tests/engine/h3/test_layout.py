@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
 import pickle
 from types import ModuleType
 from typing import Any
@@ -17,24 +14,15 @@ from torch import Tensor
 
 from config.errors import Exit
 from engine.h3.layout import LayoutError, PackedLayout, find_layout
+from tests.engine import sglang_on_cpu
 
 PACKER = "sglang.multimodal_gen.runtime.pipelines_core.stages.model_specific_stages.minimax_h3.packed_sequence"
-_LIBRARIES: list[torch.library.Library] = []
 
 
 @pytest.fixture(scope="module")
 def packer() -> ModuleType:
     """SGLang's packer, imported for the CPU (about 15 s in a fresh process)."""
-    if importlib.util.find_spec("sglang") is None:
-        pytest.skip("SGLang is not installed: there is no packer to compare with")
-    os.environ["SGLANG_DIFFUSION_PLATFORM_OVERRIDE"] = "cpu"
-    if not hasattr(torch.ops.torchvision, "nms"):
-        # PyPI's torchvision registers fakes for two operators that its CUDA build cannot load beside a CPU torch.
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _LIBRARIES.append(library)  # the schemas live as long as the object
-    return importlib.import_module(PACKER)
+    return sglang_on_cpu.module(PACKER)
 
 
 def layout_of(packed: dict[str, Any]) -> PackedLayout:
