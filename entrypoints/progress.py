@@ -54,15 +54,31 @@ class Pace:
 
 
 class Progress:
-    """Follows the events of a run; the time left is a guess at first and gets better with every part that ended."""
+    """Follows the events of a run; the time left is a guess at first and gets better with every part that ended.
+
+    Args:
+        console: where it is shown.
+        arms: those that will run, in this order.
+        samples: measured requests of an arm, after one of warm-up.
+        forwards: of a measured request.
+        warmup_forwards: of the warm-up.
+        expected: seconds of the parts, as the target guesses them.
+    """
 
     def __init__(
-        self, console: Console, arms: Sequence[str], samples: int, forwards: int, expected: Expected | None = None
+        self,
+        console: Console,
+        arms: Sequence[str],
+        samples: int,
+        forwards: int,
+        warmup_forwards: int,
+        expected: Expected | None = None,
     ) -> None:
         self._console, self._arms = console, list(arms)
         self._expected = expected or Expected()
-        request = forwards * self._expected.forward + self._expected.request
-        self._pace = Pace(self._expected.load + (samples + 1) * request, len(self._arms))
+        all_forwards = warmup_forwards + samples * forwards
+        requests = all_forwards * self._expected.forward + (samples + 1) * self._expected.request
+        self._pace = Pace(self._expected.load + requests, len(self._arms))
         self._began = self._last_line = time.monotonic()
         self._what = "starting"
         self._live: Live | None = None

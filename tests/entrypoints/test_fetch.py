@@ -113,7 +113,7 @@ def test_a_benchmark_fetches_what_is_absent_and_verifies_what_is_named(
         monkeypatch.setattr(place, lambda: (entry,))
     monkeypatch.setattr(PublishedHub, "tree", Hub.tree)
     checkpoint = load_target("rtx4090").checkpoint
-    progress = Progress(Console(), ["dense"], 1, 49)
+    progress = Progress(Console(), ["dense"], 1, 49, 49)
     with pytest.raises(CheckpointError, match="licence"):
         provide_checkpoint(checkpoint, None, progress)
     monkeypatch.setenv("SOL_ACCEPT_LICENCE", "yes")

@@ -54,7 +54,7 @@ def test_it_is_never_negative_and_the_share_stays_a_share(parts: list[tuple[floa
 
 def test_every_line_tells_the_time_left() -> None:
     out = io.StringIO()
-    progress = Progress(Console(file=out, width=200), ["dense"], 1, 4, Expected(load=40, forward=1, request=6))
+    progress = Progress(Console(file=out, width=200), ["dense"], 1, 4, 4, Expected(load=40, forward=1, request=6))
     with progress:
         progress.part("checkpoint")
         progress.on_arm("dense")
@@ -64,3 +64,12 @@ def test_every_line_tells_the_time_left() -> None:
     assert all(" left" in line for line in lines)
     assert "about 1:00 left" in lines[0]
     assert lines[-1].endswith("about 0:00 left")
+
+
+def test_a_warm_up_of_fewer_steps_counts_as_that_many() -> None:
+    """A dense arm of 11 and 49 forwards said 3:49 left before its last forward: its warm-up had counted as 49."""
+    out = io.StringIO()
+    expected = Expected(load=120, forward=6, request=10)
+    with Progress(Console(file=out, width=200), ["dense"], 1, 49, 11, expected) as progress:
+        progress.part("checkpoint")
+    assert all("about 8:20 left" in line for line in out.getvalue().splitlines())  # 120 + (11 + 49) x 6 + 2 x 10
