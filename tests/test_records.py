@@ -16,13 +16,14 @@ from verify.report import verify_record
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks" / "records"
 RECORDS = sorted(path.parent for path in FOLDER.glob("*/lock.json"))
-FULL, FOUR_BLOCKS = FOLDER / "20261130T194535Z-h200-a53d2de6", FOLDER / "20261130T193631Z-h200-tea-fc41698d"
-
+FULL, TEA = FOLDER / "20261130T194535Z-h200-a53d2de6", FOLDER / "20261130T225208Z-h200-tea-c80fcf6a"
+# Four of fifty blocks.
+EXACT, COMPILED = FOLDER / "20261130T230341Z-h200-b3cce786", FOLDER / "20261130T230915Z-h200-tea-5a34c3ce"
 TAU_ONE = FOLDER / "20261130T191650Z-h200-44928457"
 
 
 def test_they_are_few_small_and_without_media() -> None:
-    assert {FULL, FOUR_BLOCKS} <= set(RECORDS)
+    assert {FULL, TEA, EXACT, COMPILED, TAU_ONE} == set(RECORDS)
     files = [path for path in FOLDER.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 8 << 20
     assert {path.suffix for path in files} <= {".json", ".jsonl", ".toml", ""}
@@ -78,11 +79,12 @@ class Arm:
 def figures() -> dict[str, float]:
     """The tables of docs/h200.md, row by row, from the events."""
     dense, fullopt = Arm(FULL, "dense"), Arm(FULL, "fullopt")
-    lossless, tea = Arm(FOUR_BLOCKS, "lossless"), Arm(FOUR_BLOCKS, "fullopt")
+    tea_dense, tea = Arm(TEA, "dense"), Arm(TEA, "fullopt")
+    stock, compiled = Arm(COMPILED, "dense"), Arm(COMPILED, "lossless")
     decoding = "MiniMaxH3DecodingStage"
-    loops = {arm: arm.request(1, "worker") for arm in (dense, fullopt)}
-    whole = {arm: arm.request(1, "driver") for arm in (dense, fullopt)}
-    compiled = lossless.steps(0)
+    loops = {arm: arm.request(1, "worker") for arm in (dense, fullopt, tea_dense, tea)}
+    whole = {arm: arm.request(1, "driver") for arm in (dense, fullopt, tea_dense, tea)}
+    first = compiled.steps(0)
     median = statistics.median
     gate = json.loads((FULL / "arms/fullopt/gate-rank0.json").read_text())
     distance = fullopt.benchmark["samples"][0]
@@ -108,22 +110,34 @@ def figures() -> dict[str, float]:
         "latents of fullopt against dense, video, relative L2 of a sample": latents_distance(dense, fullopt),
         "peak memory, allocator": distance["peak_reserved_mib"] / 1024,
         "peak memory, NVML": distance["peak_nvml_mib"] / 1024,
-        "reused forward, TeaCache, median of 5 (no block runs, so depth does not matter)": median(
-            tea.forwards("reused")
+        "dense forward, not compiled, median of 49": median(tea_dense.forwards("dense")),
+        "dense forward of fullopt, compiled, median of 6": median(tea.forwards("dense")),
+        "sparse forward, compiled, median of 8": median(tea.forwards("sparse")),
+        "density of its sparse calls, mean, TeaCache's target": 100 * tea.density(),
+        "reused forward, TeaCache, median of 35: no block runs": median(tea.forwards("reused")),
+        "denoise, dense, TeaCache's target": loops[tea_dense],
+        "denoise, fullopt: 14 of 49 computed, 8 of them sparse": loops[tea],
+        "fullopt over dense, denoise, TeaCache's list": loops[tea_dense] / loops[tea],
+        "prompt to decoded tensors, fullopt, TeaCache's list": whole[tea],
+        "fullopt over dense, prompt to decoded tensors, TeaCache's list": whole[tea_dense] / whole[tea],
+        "decode of video and sound, video decoder in bfloat16": tea.stage(decoding),
+        "load, fullopt, TeaCache's target": tea.load(),
+        "first request of fullopt beyond its forwards": tea.request(0, "driver") - sum(tea.steps(0)),
+        "latents of fullopt against dense, video, relative L2 of a sample, TeaCache's list": (
+            latents_distance(tea_dense, tea)
         ),
-        "dense forward, compiled, median of 13": median(lossless.forwards("dense")),
-        "sparse forward, compiled, median of 2": median(tea.forwards("sparse")),
-        "first two forwards of the process, compiled: beyond a later one each": (
-            sum(compiled[:2]) - 2 * median(compiled[2:])
-        ),
-        "decode of video and sound, video decoder in bfloat16": lossless.stage(decoding),
+        "peak memory of fullopt, allocator": tea.benchmark["samples"][0]["peak_reserved_mib"] / 1024,
+        "latents, video, relative L2 of a sample": latents_distance(stock, compiled),
+        "latents, audio, relative L2 of a sample": latents_distance(stock, compiled, "audio"),
+        "dense forward, four blocks, compiled, median of 13": median(compiled.forwards("dense")),
+        "dense forward, four blocks, not compiled, median of 13": median(stock.forwards("dense")),
+        "first two forwards of the process, compiled: beyond a later one each": sum(first[:2]) - 2 * median(first[2:]),
         "density at tau 1, mean": 100 * Arm(TAU_ONE, "fullopt").density(),
-        "dense forward, not compiled, median of 13": median(Arm(TAU_ONE, "dense").forwards("dense")),
     }
 
 
-def latents_distance(reference: Arm, other: Arm) -> float:
-    (a,), (b,) = ([event["video"]["values"] for event in arm.of("latents", 1)] for arm in (reference, other))
+def latents_distance(reference: Arm, other: Arm, what: str = "video") -> float:
+    (a,), (b,) = ([event[what]["values"] for event in arm.of("latents", 1)] for arm in (reference, other))
     return (sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / sum(x * x for x in a)) ** 0.5
 
 
@@ -136,3 +150,15 @@ def test_the_page_s_figures_are_the_records_own() -> None:
     for name, shown in rows:
         digits = f"{expected[name]:.1e}" if "e" in shown else f"{expected[name]:.{len(shown.partition('.')[2])}f}"
         assert shown == digits.replace("e-0", "e-"), f"{name}: the record says {expected[name]}"
+
+
+def test_what_should_change_nothing_changed_no_bit() -> None:
+    """The page's rows `equal bit for bit`, by the digests in the events; compiled blocks show that these can differ."""
+    arms = [Arm(EXACT, name) for name in ("dense", "lossless", "cache")] + [Arm(COMPILED, "dense")]
+    digests = {(event["video"]["sha256"], event["audio"]["sha256"]) for arm in arms for event in arm.of("latents", 1)}
+    assert len(digests) == 1 and all(len(arm.of("latents", 1)) == 1 for arm in arms)
+    (other,) = Arm(COMPILED, "lossless").of("latents", 1)
+    assert {(other["video"]["sha256"], other["audio"]["sha256"])}.isdisjoint(digests)
+    decisions = [event["action"] for event in arms[2].of("cache_decision", 1)]
+    assert decisions == ["compute"] * 13
+    assert (ROOT / "docs/h200.md").read_text().count("| equal bit for bit |") == 3
