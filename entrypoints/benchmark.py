@@ -23,6 +23,7 @@ from engine.environment import capture
 from engine.evidence import RunRecord, write_model
 from engine.run import require_green, run_arms
 from engine.summary import summarise
+from entrypoints.console import make_console
 from entrypoints.progress import Progress
 from entrypoints.signing import close_and_sign
 from entrypoints.verify import print_verification
@@ -66,7 +67,7 @@ def run_benchmark(options: BenchmarkOptions) -> Exit:
     Raises:
         SolError: whatever stopped it; the record, where there is one already, says aborted and keeps what it has.
     """
-    console = Console(stderr=options.as_json, highlight=False)
+    console = make_console(stderr=options.as_json)
     lock = resolve(options.target, options.overrides)
     refuse_influences(os.environ, lock)
     target = load_target(options.target, options.overrides)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from config.errors import EnvironmentRefused, Exit, Interrupted, SolError
+from entrypoints.console import make_console
 
 app = typer.Typer(
     name="sol",
@@ -285,7 +285,7 @@ def main() -> None:
 
 def fail(error: SolError) -> None:
     """Print one error and leave with its code."""
-    Console(stderr=True, highlight=False).print(f"sol: {error}", markup=False, soft_wrap=True)
+    make_console(stderr=True).print(f"sol: {error}", markup=False, soft_wrap=True)
     sys.exit(int(error.exit_code))
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from config.lock import load_target
 from engine.doctor import Check, Severity, examine, require_healthy
+from entrypoints.console import make_console, make_table
 
 COLOURS = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 
@@ -23,7 +24,7 @@ def report_health(target: str, overrides: list[str], out: Path, *, as_json: bool
         EnvironmentRefused: a check is an error.
     """
     checks = examine(load_target(target, overrides), out)
-    console = Console(highlight=False)
+    console = make_console()
     if as_json:
         console.file.write(json.dumps([check.model_dump(mode="json") for check in checks], indent=1) + "\n")
     else:
@@ -34,7 +35,7 @@ def report_health(target: str, overrides: list[str], out: Path, *, as_json: bool
 
 def table_of(checks: Sequence[Check]) -> Table:
     """The checks as a table. Texts of the machine's are shown as they are, not as markup."""
-    table = Table("check", "", "found", "needed")
+    table = make_table("check", "", "found", "needed")
     for check in checks:
         state = Text(str(check.severity), style=COLOURS[check.severity])
         table.add_row(check.name, state, Text(check.found), Text(check.needed))

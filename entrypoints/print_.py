@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from config.lock import load_target, lock_json, resolve, shipped_locks, target_names
+from entrypoints.console import make_console, make_table
 
 
 def show(target: str, overrides: list[str], *, as_json: bool) -> None:
@@ -17,9 +15,9 @@ def show(target: str, overrides: list[str], *, as_json: bool) -> None:
     Raises:
         UsageError: no such target, key or value.
     """
-    console = Console(highlight=False)
+    console = make_console()
     if target == "all":
-        table = Table("target", "what it is", "lock")
+        table = make_table("target", "what it is", "lock")
         for name in target_names():
             table.add_row(name, load_target(name).title, resolve(name).digest[:12])
         console.print(table)
@@ -34,7 +32,7 @@ def show(target: str, overrides: list[str], *, as_json: bool) -> None:
     console.print(f"lock {lock.digest} ({shipped})")
     for override in lock.overrides:
         console.print(f"  changed: {override.key} = {override.value!r} (locked {override.locked!r})", markup=False)
-    table = Table("key", "value")
+    table = make_table("key", "value")
     for key, value in flatten(lock.values):
         table.add_row(key, value if len(value) <= 100 else f"{value[:97]}…")
     console.print(table)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from pydantic import ValidationError
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from config.errors import InvalidRecord
 from config.record import BENCHMARK, ArmResult, Benchmark, TensorDistance
+from entrypoints.console import make_console, make_table
 from entrypoints.spread import print_spreads
 from verify.findings import plain
 
-PEAK = "peak MiB (allocator / NVML)"
+HEADS = "arm", "outcome", "gate", "n", "seconds\n(median)", "denoise\ns", "computed", "density"
+PEAK = "peak MiB\n(allocator /\nNVML)"
 
 
 def show_report(record: Path, *, as_json: bool) -> None:
@@ -32,7 +35,7 @@ def show_report(record: Path, *, as_json: bool) -> None:
         raise InvalidRecord(
             f"{path} is not a benchmark: {error.error_count()} faults", remedy="`sol verify`"
         ) from error
-    console = Console(highlight=False)
+    console = make_console()
     if as_json:
         console.file.write(data.decode())
         return
@@ -92,7 +95,8 @@ def tensor_words(distances: tuple[TensorDistance, ...]) -> str:
 
 def table_of(benchmark: Benchmark) -> Table:
     """One row an arm."""
-    table = Table("arm", "outcome", "gate", "n", "seconds (median)", "denoise s", "computed", "density", PEAK)
+    # with lines between them the columns would not fit into 80
+    table = make_table(*HEADS, PEAK, box=SIMPLE, padding=(0, 1, 0, 0))
     for name, arm in benchmark.arms.items():
         table.add_row(name, arm.outcome, *columns(arm))
     return table

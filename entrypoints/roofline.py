@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Column
 
 from config.ceilings import Ceilings
 from config.errors import UsageError
 from config.lock import resolve
+from entrypoints.console import make_console, make_table
 from verify.reader import Record, read_record
 from verify.roofline.observed import ArmReached, plan_of_record, reached
 from verify.roofline.plan import Plan, Total, plan_of, totals
@@ -50,7 +51,7 @@ def show_roofline(
     else:
         plan = plan_of_record(found, density=density, computed=computed)
     shares = [] if found is None else reached(found, plan)
-    console = Console(highlight=False)
+    console = make_console()
     if as_json:
         console.file.write(json.dumps(as_data(plan, found, shares), indent=1) + "\n")
         return
@@ -70,7 +71,7 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(f"FLOPs, bytes and times of one GPU{f' of {gpus}' if gpus > 1 else ''}. {describe_assumptions(plan)}")
     stages = plan.stages()
     shown = columns(plan, stages)
-    table = Table("stage", *(Column(name, justify="right") for name in shown))
+    table = make_table("stage", *(Column(name, justify="right") for name in shown))
     for stage in stages:
         table.add_row(stage.name, *figures(stage, plan.ceilings, shown), style="bold")
         for name, part in grouped(stage).items():
@@ -147,7 +148,7 @@ def print_totals(console: Console, plan: Plan, rows: list[Total]) -> None:
     """One row for each set of switches."""
     names = ["dense", "sparse", "reused", "denoise FLOP"]
     names += ["denoise floor", "request floor", "over dense"] if plan.ceilings else ["request FLOP"]
-    table = Table("arms", *(Column(name, justify="right") for name in names))
+    table = make_table("arms", *(Column(name, justify="right") for name in names))
     base = next((row for row in rows if not (row.sparse or row.reused)), None)
     for row in rows:
         note = f" ({row.note})" if row.note else ""
@@ -170,7 +171,7 @@ def print_arm(console: Console, plan: Plan, arm: ArmReached) -> None:
         console.print(f"arm {arm.arm}: not measured")
         return
     names = ["n", "density", "measured (median)", *(["floor (mean)", "share of the floor"] if plan.ceilings else [])]
-    table = Table("what", *(Column(name, justify="right") for name in [*names, "TFLOP/s reached"]))
+    table = make_table("what", *(Column(name, justify="right") for name in [*names, "TFLOP/s reached"]))
     for entry in arm.kinds:
         cells = [str(entry.count), f"{entry.density:.2%}" if entry.density is not None else "", duration(entry.seconds)]
         if entry.share is not None:

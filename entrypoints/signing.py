@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from config.errors import Exit, InvalidRecord, SolError, UsageError
 from config.record import ATTESTATION, STATUS
+from entrypoints.console import make_console
 from verify.attestation import sign, sign_ephemeral
 from verify.files import Files
 from verify.findings import Finding, worst
@@ -24,7 +23,7 @@ def make_key(path: Path) -> None:
         UsageError: a file exists already or cannot be written.
     """
     private, public, keyid = keygen(path)
-    console = Console(highlight=False)
+    console = make_console()
     console.print(f"private key {private} (keep it to yourself)", markup=False, soft_wrap=True)
     console.print(f"public key {public}, key id {keyid}", markup=False, soft_wrap=True)
     console.print("whoever trusts it names it in a trust file:\n", markup=False)
@@ -42,7 +41,7 @@ def sign_record(record: Path, key: Path | None) -> Exit:
         raise UsageError(f"{record} is not a directory", remedy="name a run record")
     findings = close_and_sign(record, key)
     outcome = worst(findings)
-    console = Console(highlight=False)
+    console = make_console()
     console.print(
         f"{record / ATTESTATION} signs {len(findings)} findings, worst: {outcome}", markup=False, soft_wrap=True
     )

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
 
 from config.errors import InvalidRecord
 from config.lock import Lock
 from config.record import LOCK, Benchmark
 from config.replays import format_steps
+from entrypoints.console import make_table
 from verify.spread import KINDS, Spread, spreads
 
 
@@ -45,7 +45,7 @@ def print_spread(console: Console, spread: Spread) -> None:
         for kind in KINDS
     )
     console.print(f"{spread.arm}: forwards {typical} (medians); {spread.rest_seconds:.3f} s of its loop beside them")
-    table = Table("list", "computed", *KINDS, "denoise s", "over dense")
+    table = make_table("list", "computed", *KINDS, "denoise s", "over dense")
     for pattern in spread.patterns:
         table.add_row(
             pattern.name,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 
-from rich.console import Console
-
 from config.errors import UsageError
 from config.lock import load_target
 from engine.checkpoint.store import checkpoint_folder, ensure, verify_synthetic
+from entrypoints.console import make_console
 
 
 def synthesise(target: str, overrides: list[str], *, force: bool) -> None:
@@ -22,7 +21,7 @@ def synthesise(target: str, overrides: list[str], *, force: bool) -> None:
     checkpoint = load_target(target, overrides).checkpoint
     if checkpoint.kind != "synthetic":
         raise UsageError(f"target {target!r} runs the published checkpoint", remedy="choose cpu, cpu-fbc or h200")
-    console = Console(highlight=False)
+    console = make_console()
     folder = checkpoint_folder(checkpoint)
     if force:
         shutil.rmtree(folder, ignore_errors=True)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from config.errors import Exit
 from config.lock import load_target
+from entrypoints.console import make_console, make_table
 from entrypoints.report import print_benchmark
 from verify.findings import Status, worst
 from verify.report import Report, verify_record
@@ -45,7 +46,7 @@ def print_verification(record: Path, *, as_json: bool) -> Exit:
 
 def print_report(report: Report, *, as_json: bool) -> None:
     """Print a report: checks, what was measured, published claims, verdict."""
-    console = Console(highlight=False)
+    console = make_console()
     if as_json:
         console.file.write(json.dumps(report.as_json(), indent=1) + "\n")
         return
@@ -62,7 +63,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
 
 def checks_table(report: Report) -> Table:
     """One row for each check that is quiet, one for each finding of a check that is not."""
-    table = Table("check", "", "finding", title=f"record {report.path.name}", title_justify="left")
+    table = make_table("check", "", "finding", title=f"record {report.path.name}", title_justify="left")
     for name, group in groupby(report.findings, key=lambda finding: finding.check):
         findings = list(group)
         loud = [finding for finding in findings if finding.status is not Status.OK]
@@ -86,7 +87,9 @@ def print_claims(console: Console, report: Report) -> None:
         title = load_target(report.record.lock.target).title
         console.print(f"\nNo published claim is about this target ({title}).", markup=False)
         return
-    table = Table("claim", "published", "measured", "verdict", "why", title="published claims", title_justify="left")
+    table = make_table(
+        "claim", "published", "measured", "verdict", "why", title="published claims", title_justify="left"
+    )
     for claim in report.claims:
         measured = "not measured" if claim.measured is None else f"{claim.measured:.6g} {claim.unit} (n = {claim.n})"
         table.add_row(*(escape(text) for text in (claim.claim, claim.printed, measured, claim.text, claim.reason)))

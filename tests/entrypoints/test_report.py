@@ -38,7 +38,23 @@ def test_peak_memory_is_shown_from_both_sources(
     edit(record / BENCHMARK, change)
     monkeypatch.setenv("COLUMNS", "200")
     show_report(record, as_json=False)
-    assert f"│ {shown} " in capsys.readouterr().out
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["dense"])
+    assert row.rstrip().endswith(f"  {shown}")
     show_report(record, as_json=True)
     (sample,) = json.loads(capsys.readouterr().out)["arms"]["dense"]["samples"]
     assert (sample["peak_reserved_mib"], sample["peak_nvml_mib"]) == (reserved, nvml)
+
+
+@pytest.mark.parametrize("columns", ["80", "", "200"])
+def test_no_word_of_the_table_is_cut(
+    columns: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log of 80 columns had `comple…` and `secon…`; a log without COLUMNS is wide enough for one line an arm."""
+    record = Builder(arms=("dense", "fullopt")).build(tmp_path / "record")
+    monkeypatch.setenv("COLUMNS", columns)
+    show_report(record, as_json=False)
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines() if line.split()[:1] in (["dense"], ["fullopt"])][:2]
+    assert [row[:2] for row in rows] == [["dense", "complete"], ["fullopt", "complete"]]
+    assert "…" not in out and "(median)" in out
+    assert max(map(len, out.splitlines())) <= int(columns or 120)

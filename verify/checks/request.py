@@ -27,7 +27,8 @@ def asked(record: Record, say: Scribe) -> None:
             _starts_agree(say, arm, sample, timing)
         _warmup_first(say, arm)
     say.conclude(
-        f"measured with seed {request.seed}, {request.num_inference_steps} steps; warmed up with {warmup.seed}"
+        f"measured with seed {request.seed}, {request.num_inference_steps} steps; "
+        f"warmed up with seed {warmup.seed}, {warmup.num_inference_steps} steps"
     )
 
 
