@@ -22,6 +22,7 @@ from engine.checkpoint.fetch import Options, destination, fetch
 from engine.checkpoint.published import Verified, verify_published
 from engine.checkpoint.store import checkpoint_folder
 from entrypoints.benchmark import interrupts_raise
+from entrypoints.console import make_console
 from entrypoints.progress import LINE_SECONDS, ByteRate, clock
 
 BAR_WIDTH = 30
@@ -95,7 +96,7 @@ def fetch_and_print(options: FetchOptions) -> None:
             f"target {options.target!r} runs synthetic weights", remedy=f"type `sol synth {options.target}` instead"
         )
     root = (destination(options.dest) if options.dest else checkpoint_folder(checkpoint)).absolute()
-    console = Console(stderr=options.as_json, highlight=False)
+    console = make_console(stderr=options.as_json)
     if not options.verify_only:
         ask_for_licence(checkpoint.repo, console, accepted=options.accept_licence)
     with interrupts_raise(), Display(console) as display:
