@@ -113,6 +113,11 @@ class WarmUp(Setting):
     seed: int = Field(ge=0)
     compute_last: bool = Field(default=False, description="its last forward is computed whatever the cache says")
 
+    @property
+    def forwards(self) -> int:
+        """Forwards of the DiT: the sigma grid ends in 0, as in `Request`."""
+        return self.num_inference_steps - 1
+
 
 class SolAttn(Setting):
     """The sparse-attention policy (arXiv 2607.24027 and the published runtimes)."""
@@ -289,7 +294,7 @@ class Target(Setting):
 
         False where the signals of a cache decide.
         """
-        policy, forwards = self.arms[arm], self.warmup.num_inference_steps - 1
+        policy, forwards = self.arms[arm], self.warmup.forwards
         late = range(self.sol_attn.dense_steps, forwards)
         if policy.sparse == "none":
             return False

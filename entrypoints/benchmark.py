@@ -84,10 +84,10 @@ def run_benchmark(options: BenchmarkOptions) -> Exit:
         if check.severity is Severity.WARNING:
             console.print(f"warning: {check.name}: {check.found}; {check.remedy}", markup=False)
 
-    forwards = target.request.forwards, target.warmup.num_inference_steps - 1
+    forwards, expected = target.request.forwards, target.defaults.expected
     with (
         interrupts_raise(),
-        Progress(console, arms, samples, *forwards, target.defaults.expected) as progress,
+        Progress(console, arms, samples, forwards, target.warmup.forwards, expected) as progress,
     ):
         progress.part("checkpoint")
         folder, weights, notes = provide_checkpoint(target.checkpoint, options.checkpoint, progress)

@@ -92,7 +92,8 @@ def find_peers(paths: list[str]) -> dict[str, Attention]:
             failed.append(f"{module}: {error}")
             continue
         found[name] = adapter(imported)
-        files.append(Path(imported.__file__ or "").resolve())
+        if imported.__file__:  # a folder without __init__.py has none
+            files.append(Path(imported.__file__).resolve())
     for path in map(Path, paths):
         if not any(file.is_relative_to(path.resolve()) for file in files):
             raise UsageError(

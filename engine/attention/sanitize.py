@@ -162,7 +162,10 @@ def run_controls() -> list[Dispatch]:
     for _ in range(LAUNCHES):
         word = race_controls.run(torch.device("cuda"))["ordered_word"]
         if word != race_controls.WORD:
-            raise RuntimeError(f"ordered_word handed over {word}; needed: {race_controls.WORD}")
+            raise RuntimeError(
+                f"ordered_word handed over {word}; needed: {race_controls.WORD}; "
+                "an mbarrier did not order two partitions: use the Triton and the driver that NOTES.md names"
+            )
     names = (race_controls.dispatch_only, race_controls.ordered_word, race_controls.planted_race)
     return [dispatch for kernel in names for dispatch in compiled_dispatches(kernel)]
 

@@ -251,7 +251,7 @@ class Driver:
 
 def ungated_reason(target: Target, cached: bool) -> str:
     """Why a warm-up held no sparse call, and what would give it one."""
-    forwards, sol = target.warmup.num_inference_steps - 1, target.sol_attn
+    forwards, sol = target.warmup.forwards, target.sol_attn
     reason = f"the warm-up's {forwards} forwards held no sparse call, so no gate ran and nothing was measured; "
     if forwards <= sol.dense_steps:
         least = sol.dense_steps + 2

@@ -72,4 +72,5 @@ def test_a_warm_up_of_fewer_steps_counts_as_that_many() -> None:
     expected = Expected(load=120, forward=6, request=10)
     with Progress(Console(file=out, width=200), ["dense"], 1, 49, 11, expected) as progress:
         progress.part("checkpoint")
-    assert all("about 8:20 left" in line for line in out.getvalue().splitlines())  # 120 + (11 + 49) x 6 + 2 x 10
+    lines = out.getvalue().splitlines()
+    assert lines and all("about 8:20 left" in line for line in lines)  # 120 + (11 + 49) x 6 + 2 x 10

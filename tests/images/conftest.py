@@ -174,7 +174,8 @@ def require_space(environment: dict[str, str], scratch: Path) -> None:
     for place in filter(Path.exists, (scratch, Path(store))):
         free = shutil.disk_usage(place).free
         if free < DISK_BYTES:
-            pytest.skip(f"{place} has {free / 1e9:.1f} GB free; the image tests need {DISK_BYTES / 1e9:.0f} GB")
+            needed = f"needed: {DISK_BYTES / 1e9:.0f} GB; make room, or name other places by SOL_ENGINE_DIR and TMPDIR"
+            pytest.skip(f"image tests: {place} has {free / 1e9:.1f} GB free; {needed}")
 
 
 def snapshot(destination: Path) -> None:
