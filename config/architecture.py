@@ -133,6 +133,21 @@ class VideoDecoder:
         return sum((inputs + 1) * outputs for inputs, outputs in self.linears.values()) + 4 * self.hidden
 
     @property
+    def own_latents(self) -> int:
+        """Latent frames of a clip that no other clip has."""
+        return math.ceil(self.clip_frames / self.patch_frames)
+
+    @property
+    def clip_latents(self) -> int:
+        """Latent frames of a clip, with those that it shares with the next."""
+        return self.own_latents + (-self.dropped) % self.own_latents
+
+    def tile_tokens(self, width: int, height: int) -> int:
+        """Tokens of one call, which decodes a tile of a clip; width, height: of the whole video, pixels."""
+        rows, columns = (min(self.tile, edge) // self.patch for edge in (height, width))
+        return self.clip_latents * rows * columns + self.registers
+
+    @property
     def pixels_of_token(self) -> int:
         """Values that a token decodes to: RGB."""
         return 3 * self.patch_frames * self.patch**2

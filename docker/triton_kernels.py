@@ -1,4 +1,4 @@
-"""Fills a Triton cache with this project's own kernels for a GPU that the building machine has not.
+"""Fills a Triton cache with the kernels of a run for a GPU that the building machine has not.
 
 Triton finds a compiled kernel by a digest of its source, of Triton itself, of ptxas' version, of the architecture, and
 of how the arguments are specialised: their types, whether a pointer or stride is a multiple of 16, the constants. All
@@ -9,9 +9,8 @@ nothing. Token counts do not enter: the kernels ask not to be specialised for th
 The C modules that load and launch kernels are found by a digest of their source and are compiled here too. They are not
 imported, as that needs the driver's library; it is linked against a stand-in that has the names which they use.
 
-Nothing else that Triton compiles is here: SGLang's own Triton kernels and those of torch.compile are specialised for
-arguments and device properties that only the running pipeline has. They are compiled in the warm-up, which is not
-timed, and kept in the volume of caches.
+What torch.compile generates is not here: inductor writes it for the running pipeline and times candidates on the
+device. That is compiled in the warm-up, which is not timed, and kept in the volume of caches.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import sglang_kernels
 import torch
 import triton
 from triton import knobs
@@ -33,9 +33,10 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import build as triton_build
 from triton.runtime.jit import JITFunction
 
+from config.architecture import PUBLISHED
+
 DTYPE = torch.bfloat16
-HEAD_DIM = 128  # MiniMax-H3's transformer
-VAE_HEADS, VAE_HEAD_DIM, VAE_ROTATED = 16, 64, 48  # its video decoder: SGLang 0.5.17, models/vaes/minimax_h3.py
+VAE_ROTATED = 48  # of the 64 dimensions of a head of the video decoder: SGLang 0.5.17, models/vaes/minimax_h3.py
 TOKENS = 4096  # any multiple of 16: the kernels are not specialised for it
 
 
@@ -81,9 +82,10 @@ def pretended(capability: int, kernels: list[Any]) -> Any:
 
 
 def call_all(capability: int, heads: int, thresh_type: str, synthetic: bool) -> None:
-    """Make every call that a run makes of our kernels, on meta tensors.
+    """Make every call that a run makes of Triton kernels, SGLang's and ours, on meta tensors.
 
-    heads: of one GPU. thresh_type: of the target's Sol-Attn policy. synthetic: whether weights are drawn on the GPU.
+    Needs `sglang_kernels.prepare`. heads: of one GPU. thresh_type: of the target's Sol-Attn policy. synthetic: whether
+    weights are drawn on the GPU.
     """
     from engine.attention import kernels
     from engine.attention.call import SolAttentionOptions
@@ -92,13 +94,15 @@ def call_all(capability: int, heads: int, thresh_type: str, synthetic: bool) -> 
     def meta(*shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    q = meta(1, TOKENS, heads, HEAD_DIM)
+    sglang_kernels.call_triton(PUBLISHED.dit.heads // heads)
+    q = meta(1, TOKENS, heads, PUBLISHED.dit.head_dim)
     plan = kernels.plan_for(divmod(capability, 10))
-    options = SolAttentionOptions(HEAD_DIM**-0.5, thresh_type=thresh_type)
+    options = SolAttentionOptions(PUBLISHED.dit.head_dim**-0.5, thresh_type=thresh_type)
     kernels.attend(q, q, q, options, plan=plan)
+    video = PUBLISHED.video
     for dtype in (torch.float16, torch.bfloat16):
-        vectors, cache = meta(TOKENS, VAE_HEADS * VAE_HEAD_DIM, dtype=dtype), meta(TOKENS, VAE_ROTATED, dtype=dtype)
-        rotary_embedding(meta(TOKENS, dtype=torch.int64), vectors, vectors, VAE_HEAD_DIM, cache)
+        vectors, cache = meta(TOKENS, video.hidden, dtype=dtype), meta(TOKENS, VAE_ROTATED, dtype=dtype)
+        rotary_embedding(meta(TOKENS, dtype=torch.int64), vectors, vectors, video.head_dim, cache)
     if not synthetic:
         return
     from engine.checkpoint.draw_kernel import draw_on_gpu
@@ -146,12 +150,13 @@ def build_launchers(kernels: list[Any]) -> None:
 
 
 def build(destination: Path, capability: int, heads: int, thresh_type: str, synthetic: bool) -> list[str]:
-    """Compile our kernels and their launchers into `destination`, which must be the place where it will be read.
+    """Compile the kernels and their launchers into `destination`, which must be the place where it will be read.
 
     Triton writes absolute paths into it. capability: 80, 89, 90 ... Returns the kernels' names, sorted.
     Raises what Triton, ptxas or gcc raise.
     """
     kernels: list[Any] = []
+    sglang_kernels.prepare()
     with knobs.cache.scope():
         knobs.cache.dir = str(destination)
         with pretended(capability, kernels):

@@ -47,8 +47,7 @@ def tiles(pixels: int, video: VideoDecoder) -> int:
 
 def clips(frames: int, video: VideoDecoder) -> int:
     """Temporal clips: each has five latents and the two that overlap with the next."""
-    own = math.ceil(video.clip_frames / video.patch_frames)
-    return math.ceil((latents(frames) + video.dropped) / own) - 1
+    return math.ceil((latents(frames) + video.dropped) / video.own_latents) - 1
 
 
 def calls_of_decoder(frames: int, width: int, height: int, video: VideoDecoder) -> int:
@@ -64,11 +63,8 @@ def video_decode(
     canvas = tiles(width, video) * tiles(height, video)
     local = math.ceil(canvas / machine.gpus) if machine.gpus <= canvas else canvas
     calls = clips(frames, video) * local
-    own = math.ceil(video.clip_frames / video.patch_frames)
-    clip = own + (-video.dropped) % own
-    edges = [min(video.tile, edge) // video.patch for edge in (width, height)]
-    patches = clip * edges[0] * edges[1]
-    tokens = patches + video.registers
+    tokens = video.tile_tokens(width, height)
+    patches = tokens - video.registers
     each = calls * video.layers
     pixels = 3 * frames * width * height
     operations = [
