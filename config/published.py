@@ -40,10 +40,11 @@ METRICS: dict[str, tuple[Kind, str]] = {
 }
 """Metric to kind and unit. Each is read from `config.record.ArmResult` of the claim's arm:
 
-`seconds`: the series of measured seconds; `live_tokens`, `prefix_tokens`: as they stand; `cache.*`, `sparse_forwards`
-and `density.*`: of every measured sample; `warmup.density.first`: of the warm-up; `gate.*`: of the gate summary (worst
-rank); `peak_memory_mib`: the largest `peak_reserved_mib` of a measured sample. Beside these, `ratio:A/B` is how many
-times as fast arm A was as arm B: the median seconds of B over those of A, as in `config.record.Ratio`.
+`live_tokens`, `prefix_tokens`: as they stand; `cache.*`, `sparse_forwards`, `density.*` and `peak_memory_mib` (the
+record's `peak_reserved_mib`): of every measured sample; `warmup.density.first`: of the warm-up; `gate.*`: of the gate
+summary (worst rank). `seconds` is not the record's series but SGLang's own duration of every measured request
+(`config.record.Timing.sglang_total_ms`), which ends before the video is encoded: it is what was published. `ratio:A/B`
+is how many times as fast arm A was as arm B: the median of B's over that of A's, of the same durations.
 """
 
 
