@@ -108,7 +108,7 @@ def figures() -> dict[str, float]:
         ),
         "gate, relative L2 against BF16 SDPA": gate["against_sdpa"]["rel_l2"],
         "latents of fullopt against dense, video, relative L2 of a sample": latents_distance(dense, fullopt),
-        "peak memory, allocator": distance["peak_reserved_mib"] / 1024,
+        "peak memory of the denoising loop, allocator": distance["peak_reserved_mib"] / 1024,
         "peak memory, NVML": distance["peak_nvml_mib"] / 1024,
         "dense forward, not compiled, median of 49": median(tea_dense.forwards("dense")),
         "dense forward of fullopt, compiled, median of 6": median(tea.forwards("dense")),
@@ -126,7 +126,7 @@ def figures() -> dict[str, float]:
         "latents of fullopt against dense, video, relative L2 of a sample, TeaCache's list": (
             latents_distance(tea_dense, tea)
         ),
-        "peak memory of fullopt, allocator": tea.benchmark["samples"][0]["peak_reserved_mib"] / 1024,
+        "peak memory of fullopt's denoising loop, allocator": tea.benchmark["samples"][0]["peak_reserved_mib"] / 1024,
         "latents, video, relative L2 of a sample": latents_distance(stock, compiled),
         "latents, audio, relative L2 of a sample": latents_distance(stock, compiled, "audio"),
         "dense forward, four blocks, compiled, median of 13": median(compiled.forwards("dense")),

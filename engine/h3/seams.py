@@ -81,6 +81,7 @@ def install_stage_observer(tracker: Tracker) -> str:
     call = base.__call__
 
     def observed(self: Any, batch: Any, server_args: Any) -> Any:
+        tracker.begin_stage()
         began = time.perf_counter()
         out = call(self, batch, server_args)
         synchronise()

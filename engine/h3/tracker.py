@@ -44,6 +44,7 @@ class Tracker:
         self._remaining = list(spec.requests)
         self._request = self._remaining[0]
         self._forwards = 0
+        self._begun = False
 
     @property
     def sample(self) -> int:
@@ -73,8 +74,6 @@ class Tracker:
         self.log.write(RequestStart, **self._request.model_dump(exclude={"sample"}), sample=self.sample)
         if self.cache is not None:
             self.cache.begin_request(self.forwards, compute_last=self.compute_last)
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
 
     def end_request(self, seconds: float) -> None:
         """The denoising loop came back."""
@@ -82,14 +81,23 @@ class Tracker:
             self.cache.end_request()
         if self.loads:
             self.log.write(OffloadLoads, sample=self.sample, loads=dict(self.loads))
-        self.log.write(Memory, sample=self.sample, **peak_memory())
         self.log.write(RequestEnd, sample=self.sample, seconds=seconds, forwards=self._forwards)
+
+    def begin_stage(self) -> None:
+        """A pipeline stage begins. The allocator's peaks are those of a whole request: text encoding and decode may
+        need more than the denoising loop, and SGLang's own figure holds them too."""
+        if not self._begun and torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        self._begun = True
 
     def end_stage(self, name: str, seconds: float) -> None:
         """A pipeline stage of the running request ended; the decoding stage is the last of a request."""
-        self.log.write(Stage, sample=self._remaining[0].sample, name=name, seconds=seconds)
+        sample = self._remaining[0].sample
+        self.log.write(Stage, sample=sample, name=name, seconds=seconds)
         if name == LAST_STAGE:
+            self.log.write(Memory, sample=sample, **peak_memory())
             self._remaining.pop(0)
+            self._begun = False
 
     def begin_step(self, step: int, arguments: dict[str, Any]) -> None:
         """A DiT forward begins. The layout is read from the first one's own tensors."""
