@@ -177,6 +177,8 @@ class Driver:
             )
         )
         seconds = time.perf_counter() - began
+        # At once: what follows decodes videos and waits for digests, which is no time of the request.
+        self.log.write(RequestEnd, sample=request.sample, seconds=seconds)
         left = None if result is None else self.what_is_left(request.sample, out)
         if result is None or left is None or not self.has_latents(request.sample):
             return False
@@ -192,7 +194,6 @@ class Driver:
             sglang_steps_ms=tuple(float(value) for value in metrics.get("steps", ())),
             **left,
         )
-        self.log.write(RequestEnd, sample=request.sample, seconds=seconds)
         write_model(folder / "timing.json", timing)
         return True
 
