@@ -3,8 +3,13 @@
 The package picks its kernel by compute capability and drops to Triton without a word when the CuTe DSL cannot be
 imported. Here a call is refused unless the package says that it will run the kernel which belongs to the capability.
 Its call has no dense query rows: they are computed by a second pass through PyTorch's SDPA over all keys, as the
-published runtimes do. It returns no route either, so the counts are recomputed from q and k, as the published densities
-were; that costs a pass over both.
+published runtimes do.
+
+It returns no route either. Upstream counted routes once a run, outside the timed requests; here they are recomputed from
+q and k at every call, and that time is in the request. Our own kernels keep it small: they read q once and k twice, 1.65
+GB at the published shape, 0.5 ms at an H100's 3.35 TB/s and 1.6 ms at an RTX 4090's 1.01 TB/s. At most 432 calls (9
+sparse forwards of 48 blocks) are 0.7 s of the 4090's published 504 s; a quarter of the heads and at most 15 forwards are
+0.09 s of the four H100s' 22.9 s. Both are within a claim's tolerance. Neither was measured there; an H200 takes 0.66 ms.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
+from engine.attention import kernels
 from engine.attention.call import SolAttentionOptions, SolAttentionResult
 from engine.attention.routing import route_counts
 
@@ -116,4 +122,5 @@ def attend(
     result = compute(q, k, v, options)
     if out is not None:
         result = out.copy_(result)
-    return SolAttentionResult(result, route_counts(q, k, options), None, f"sana/{kernel_of(q.device)}")
+    count = route_counts if kernels.supports(q, k, v, options) else kernels.count_routes
+    return SolAttentionResult(result, count(q, k, options), None, f"sana/{kernel_of(q.device)}")

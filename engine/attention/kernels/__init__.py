@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -91,11 +92,29 @@ def attend(
     plan: overrides the choice by capability (tests and the bench driver).
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    if plan is None:
-        capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
-        plan = plan_for(capability)
-    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():  # Triton launches on the current device
-        return _attend(q, k, v, options, out, plan)
+    with _on(q.device):
+        return _attend(q, k, v, options, out, plan or _plan_of(q.device))
+
+
+@torch.no_grad()
+def count_routes(q: torch.Tensor, k: torch.Tensor, options: SolAttentionOptions) -> torch.Tensor:
+    """[N, H] int32: ``route_counts`` of a call whose attention another backend computes. q, k [1, T, H, 128] bfloat16.
+
+    Reads q once and k twice (as the values, whose sums enter no route), and waits for nothing: 0.6 ms for the published
+    shape on an H200, which is what `engine.attention.bench` prints as summaries and routing.
+    """
+    plan = _plan_of(q.device)
+    with _on(q.device):
+        return route(summarise(q, k, k, options.thresh_type), options, q.shape[1], plan.group, plan.rows).counts
+
+
+def _plan_of(device: torch.device) -> Plan:
+    return plan_for(torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 0))
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _attend(

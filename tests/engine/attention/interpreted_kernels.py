@@ -67,7 +67,7 @@ CASES = [
 def compute(case: Case) -> dict[str, torch.Tensor]:
     """The public call (which takes the pointer kernels here), the lists of the case's group, and a repaired output."""
     from engine.attention import sol_attention
-    from engine.attention.kernels import attend_pointer
+    from engine.attention.kernels import attend_pointer, count_routes
     from engine.attention.kernels.lists import route
     from engine.attention.kernels.summaries import summarise
 
@@ -89,6 +89,7 @@ def compute(case: Case) -> dict[str, torch.Tensor]:
         "q_mean": summaries.q_mean, "k_mean": summaries.k_mean, "v_sum": summaries.v_sum,
         "entries": lists.entries, "lengths": lists.lengths, "bits": lists.bits, "group_counts": lists.counts,
         "shift": torch.tensor(lists.shift), "reference": lists.reference,
+        "counts_alone": count_routes(q, k, options),
         "flags": lists.flags, "repaired": repaired, "repaired_lse": lse,
     }  # fmt: skip
 

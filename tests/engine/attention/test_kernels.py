@@ -84,6 +84,7 @@ def test_route_is_that_of_the_reference(case, computed):
     if case.data != "equal keys":
         assert differing.float().mean() < 1e-3
     assert torch.equal(got["counts"], got["group_counts"])
+    assert torch.equal(got["counts"], got["counts_alone"]), "of a call whose attention another backend computes"
     assert torch.equal(got["counts"].T.long(), decode(got["bits"], blocks).sum(-1))
 
 

@@ -60,6 +60,15 @@ def test_equals_the_reference_and_reports_its_routes(package, sink, kind):
     assert torch.equal(ours.out[:, sparse], theirs.out[:, sparse])
 
 
+def test_on_a_gpu_our_kernels_count_the_routes_inside_the_measured_request(package, monkeypatch):
+    """The oracle's einsum over all blocks at every call would slow the very arms that the published times are about."""
+    counted = torch.full((8, 2), 5, dtype=torch.int32)
+    monkeypatch.setattr(sana.kernels, "supports", lambda *call: None)
+    monkeypatch.setattr(sana.kernels, "count_routes", lambda *call: counted)
+    monkeypatch.setattr(sana, "route_counts", lambda *call: pytest.fail("counted by the oracle"))
+    assert sol_attention(*tensors(), backend="sana").route_counts is counted
+
+
 def test_strided_inputs_are_made_contiguous_and_out_is_filled(package):
     fused = torch.randn(300, 3 * 2 * 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     q, k, v = (x.unflatten(-1, (2, 128))[None] for x in fused.split(256, dim=-1))
