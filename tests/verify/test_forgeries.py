@@ -1,0 +1,139 @@
+"""Records whose files were changed to tell a better story, summarised anew and signed by a trusted key: none passes.
+
+Each test is named after what was forged. What an honest record may hold is tested beside it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.verify.builder import Builder, edit, edit_events, summarise
+from tests.verify.conftest import make_key, sign_with
+from verify.checks import CHECKS
+from verify.findings import Status, run_check
+from verify.reader import read_record
+from verify.report import Report, verify_record
+
+EVENTS = "arms/fullopt/events-rank0.jsonl"
+TIMING = "arms/fullopt/sample-1/timing.json"
+SMALL = ("request.width=64", "request.height=64", "request.frames=5", "request.fps=24")
+Fresh = Callable[..., Path]
+Lines = list[dict[str, Any]]
+
+
+def passed_off(record: Path, folder: Path) -> Report:
+    """The verdict after everything was done to make the record look whole: new summary, signature, trusted key."""
+    key, trust = make_key(folder, "forger")
+    summarise(record)
+    sign_with(record, key)
+    return verify_record(record, trust)
+
+
+def refusals(record: Path, name: str) -> list[str]:
+    """What one check finds against a record."""
+    (check,) = [check for check in CHECKS if check.name == name]
+    found = run_check(check, read_record(record))
+    return [finding.message for finding in found if finding.status in (Status.FAIL, Status.INVALID)]
+
+
+def scaled(factor: float, *events: str) -> Callable[[Lines], None]:
+    """Multiply the seconds of the measured request's events, and leave the times at which they were written."""
+
+    def alter(lines: Lines) -> None:
+        for line in lines:
+            if line.get("sample") == 1 and line["event"] in events:
+                line["seconds"] *= factor
+
+    return alter
+
+
+def test_seconds_that_are_a_tenth_of_the_time_that_passed(fresh: Fresh, tmp_path: Path) -> None:
+    record = fresh()
+    edit_events(record / EVENTS, scaled(0.1, "step", "request_end"))
+    edit(record / TIMING, lambda timing: timing.update(seconds=timing["seconds"] * 0.1))
+    report = passed_off(record, tmp_path)
+    assert report.verdict == "INVALID"
+    messages = [finding.message for finding in report.findings if finding.check == "timing-nested"]
+    assert any("worker says" in message and "unstated" in message for message in messages)
+    assert any("driver says" in message and "unstated" in message for message in messages)
+    assert any("passed since the one before" in message for message in messages)
+
+
+@settings(max_examples=25, deadline=None)
+@given(factor=st.floats(0.01, 0.8), part=st.sampled_from(["step", "request_end"]))
+def test_seconds_of_forwards_or_loops_that_are_stated_smaller(
+    records: Callable[[Builder], Path], tmp_path_factory: pytest.TempPathFactory, factor: float, part: str
+) -> None:
+    record = Path(shutil.copytree(records(Builder()), tmp_path_factory.mktemp("scaled") / "record"))
+    edit_events(record / "arms/dense/events-rank0.jsonl", scaled(factor, part))
+    if part == "request_end":
+        timing = record / "arms/dense/sample-1/timing.json"
+        edit(timing, lambda fields: fields.update(seconds=fields["seconds"] * factor))
+    assert refusals(record, "timing-nested")
+
+
+def shortened(sample: int, step: int, by: float) -> Callable[[Lines], None]:
+    """State one forward of rank 0 shorter than it was."""
+
+    def alter(lines: Lines) -> None:
+        (found,) = [e for e in lines if e["event"] == "step" and (e["sample"], e["step"]) == (sample, step)]
+        found["seconds"] -= by
+
+    return alter
+
+
+def test_one_forward_that_is_stated_shorter_than_the_time_since_the_one_before(fresh: Fresh) -> None:
+    record = fresh()
+    edit_events(record / "arms/dense/events-rank0.jsonl", shortened(1, 5, 0.2))
+    assert not refusals(record, "timing-nested"), "what lies between two forwards of a loaded machine"
+    edit_events(record / "arms/dense/events-rank0.jsonl", shortened(1, 5, 0.2))
+    assert any("forward 5 says 0.101 s" in message for message in refusals(record, "timing-nested"))
+
+
+def test_what_a_warm_up_does_before_its_first_forward_is_no_forward_and_of_a_measured_loop_it_is(fresh: Fresh) -> None:
+    record = fresh(seconds={"dense": 20.0})
+    edit_events(record / "arms/dense/events-rank0.jsonl", shortened(0, 0, 19.0))
+    assert not refusals(record, "timing-nested"), "kernels are compiled there"
+    edit_events(record / "arms/dense/events-rank0.jsonl", shortened(1, 0, 19.0))
+    assert any("leaves too much of their loop's" in message for message in refusals(record, "timing-nested"))
+
+
+@pytest.mark.parametrize(("factor", "words"), [(50, "SGLang's total"), (0.001, "SGLang's total")])
+def test_a_total_of_sglang_that_is_not_the_requests(fresh: Fresh, tmp_path: Path, factor: float, words: str) -> None:
+    record = fresh()
+    edit(record / TIMING, lambda timing: timing.update(sglang_total_ms=1000 * timing["seconds"] * factor))
+    report = passed_off(record, tmp_path)
+    assert report.verdict == "INVALID"
+    assert any(words in finding.message and finding.where == TIMING for finding in report.findings)
+
+
+def test_a_stage_of_sglang_that_is_longer_than_the_request(fresh: Fresh) -> None:
+    record = fresh()
+    edit(record / TIMING, lambda timing: timing.update(sglang_total_ms=None, sglang_stages_ms={"x": 1e9}))
+    assert refusals(record, "timing-nested")
+    edit(record / TIMING, lambda timing: timing.update(sglang_stages_ms={}))
+    assert not refusals(record, "timing-nested"), "a total that SGLang does not tell is no contradiction"
+
+
+def test_a_request_that_is_shorter_than_its_stages(fresh: Fresh) -> None:
+    record = fresh()
+
+    def alter(lines: Lines) -> Lines:
+        (end,) = [e for e in lines if e["event"] == "request_end" and e["source"] == "worker" and e["sample"] == 1]
+        place = lines.index(end) + 1
+        stage = {"source": "worker", "event": "stage", "sample": 1, "seq": 0}
+        first = {**stage, "name": "text", "t": end["t"] - end["seconds"], "seconds": 0.4}
+        return [*lines[:place], first, {**stage, "name": "decode", "t": end["t"] + 0.7, "seconds": 0.7}, *lines[place:]]
+
+    edit_events(record / EVENTS, alter)
+    assert not refusals(record, "timing-nested")
+    edit_events(record / EVENTS, lambda lines: [e for e in lines if e["event"] == "stage"][1].update(seconds=1.0))
+    edit_events(record / EVENTS, lambda lines: [e for e in lines if e["event"] == "stage"][1].update(t=1e6))
+    assert any("stages lasted" in message for message in refusals(record, "timing-nested"))
