@@ -137,3 +137,46 @@ def test_a_request_that_is_shorter_than_its_stages(fresh: Fresh) -> None:
     edit_events(record / EVENTS, lambda lines: [e for e in lines if e["event"] == "stage"][1].update(seconds=1.0))
     edit_events(record / EVENTS, lambda lines: [e for e in lines if e["event"] == "stage"][1].update(t=1e6))
     assert any("stages lasted" in message for message in refusals(record, "timing-nested"))
+
+
+def telemetry_of(gpu: dict[str, Any], start: dict[str, Any]) -> Callable[[Lines], None]:
+    """Telemetry whose samples and starts say something else."""
+
+    def alter(lines: Lines) -> None:
+        for line in lines:
+            line.update(gpu if line["event"] == "gpu_sample" else start if line["event"] == "telemetry_start" else {})
+
+    return alter
+
+
+def test_telemetry_of_another_idle_gpu_without_a_name(fresh: Fresh, tmp_path: Path) -> None:
+    record = fresh(target="rtx4090", arms=("dense", "fullopt"), overrides=SMALL)
+    idle = {"own_processes": 0, "power_w": 20.0, "memory_peak_mib": 30000.0, "reasons": 1}
+    for arm in ("dense", "fullopt"):
+        edit_events(record / f"arms/{arm}/telemetry-gpu0.jsonl", telemetry_of(idle, {"uuid_sha256": None}))
+    report = passed_off(record, tmp_path)
+    assert report.verdict == "INVALID"
+    found = " ".join(finding.message for finding in report.findings if finding.check == "telemetry")
+    assert "another GPU than environment.json's GPU 0, or of none" in found
+    assert "nothing of the arm computed on the GPU" in found
+
+
+@pytest.mark.parametrize(
+    ("gpu", "start", "fine"),
+    [
+        ({}, {}, True),
+        ({"own_processes": 0, "hidden_processes": 1}, {}, True),  # a container that hides processes
+        ({"own_processes": None, "foreign_processes": None, "hidden_processes": None}, {}, True),  # no list at all
+        ({"own_processes": 0}, {}, False),
+        ({"own_processes": 0, "hidden_processes": None}, {}, False),
+        ({}, {"uuid_sha256": None}, False),
+        ({}, {"uuid_sha256": "9" * 64}, False),
+        ({}, {"gpu": 1}, False),
+    ],
+)
+def test_telemetry_is_of_the_gpu_that_the_arm_used(
+    fresh: Fresh, gpu: dict[str, Any], start: dict[str, Any], fine: bool
+) -> None:
+    record = fresh(target="rtx4090", arms=("dense",), overrides=SMALL)
+    edit_events(record / "arms/dense/telemetry-gpu0.jsonl", telemetry_of(gpu, start))
+    assert (not refusals(record, "telemetry")) == fine

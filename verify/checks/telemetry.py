@@ -30,6 +30,10 @@ from verify.strictjson import parse, validate
 
 THROTTLED_SHARE = 0.01
 """Of the samples during measured requests; more than that is throttled (field report 25)."""
+IDLE_SHARE = 0.1
+"""Of the samples during measured requests that tell who computes; more of them without the arm's process are of a GPU
+that the arm did not use. It holds its GPU from loading to its end: the H200's records have no such sample.
+"""
 GAP_SECONDS = 5.0
 """Longest time of a measured request without a sample; three intervals where that is more."""
 AGAIN = "find what disturbed the machine, then run the arm again"
@@ -104,8 +108,9 @@ def _gpu(record: Record, say: Scribe, arm: ArmEvidence, gpu: int, spans: list[tu
     sessions = read_sessions(record.files.read(name), name, say)
     known = {found.index: found.uuid_sha256 for found in record.environment.gpus}
     for session in sessions:
-        if session.start.gpu != gpu or session.start.uuid_sha256 not in (None, known.get(gpu)):
-            say.invalid(f"a session is of another GPU than environment.json's GPU {gpu}", WHOLE, name)
+        # Not even without a name: a sampler that cannot name its GPU has lost it, and says so in its next line.
+        if session.start.gpu != gpu or session.start.uuid_sha256 != known.get(gpu):
+            say.invalid(f"a session is of another GPU than environment.json's GPU {gpu}, or of none", WHOLE, name)
         for line in session.lines:
             if isinstance(line, Xid):
                 say.invalid(f"the driver reported Xid {line.number} at {line.t:g} s", AGAIN, name)
@@ -127,14 +132,19 @@ def _gpu(record: Record, say: Scribe, arm: ArmEvidence, gpu: int, spans: list[tu
 
 
 def _users(say: Scribe, name: str, samples: list[Any], ranks: int) -> None:
-    """Nobody but the arm computes on the GPU. Where a container hides processes, as many as ranks are the arm's own."""
+    """The arm computes on the GPU, and nobody else. Where a container hides processes, as many as ranks are its own."""
     foreign = max((sample.foreign_processes or 0 for sample in samples), default=0)
     if foreign:
         say.invalid(f"{foreign} foreign process(es) computed on the GPU while it was measured", AGAIN, name)
     hidden = max(((s.hidden_processes or 0) - (0 if s.own_processes else ranks) for s in samples), default=0)
     if hidden > 0:
         say.invalid(f"{hidden} process(es) from outside the container computed on the GPU meanwhile", AGAIN, name)
-    if all(sample.own_processes is None for sample in samples):
+    told = [sample for sample in samples if sample.own_processes is not None]
+    idle = sum(1 for sample in told if not sample.own_processes and not sample.hidden_processes)
+    if idle > IDLE_SHARE * len(told):
+        text = f"in {idle} of {len(told)} samples nothing of the arm computed on the GPU; needed: the GPU that it used"
+        say.invalid(text, "watch the arm's own GPU: run the arm again", name)
+    if not told:
         say.warn("the driver does not tell who computes on the GPU", "run where NVML lists processes", name)
 
 
