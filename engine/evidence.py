@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -23,6 +24,8 @@ from config.record import ENVIRONMENT, LOCK, STATUS, Environment, Event, Outcome
 
 STATUS_BYTES = 1024
 """`status` keeps one size, so that the last word can be written in place on a full disk."""
+
+GATE_FILE = re.compile(r"gate-rank\d+\.(?:json|safetensors)")
 
 
 def utc_now() -> str:
@@ -179,15 +182,23 @@ class RunRecord:
         return max(numbers, default=-1) + 1
 
     def discard_unfinished(self) -> None:
-        """Remove what a kill left half done: partial files, and the folders of samples that have no timing.json.
+        """Remove what a kill left half done: partial files, and the samples that have no timing.json but for a gate.
 
-        A record that is added to must hold nothing that has no place in a record. The events keep telling of the cut.
+        A record that is added to must hold nothing that has no place in a record. The events keep telling of the cut,
+        and of the gate: its report and its slice stay, red or green.
         """
         for path in self.path.rglob(".*.partial"):
             path.unlink()
         for folder in self.path.glob("arms/*/sample-*"):
-            if not (folder / "timing.json").is_file():
-                shutil.rmtree(folder)
+            if (folder / "timing.json").is_file():
+                continue
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif not GATE_FILE.fullmatch(path.name):
+                    path.unlink()
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
 
     def events(self, arm: str, rank: int = 0) -> Iterator[dict[str, Any]]:
         """The arm's events so far; a torn last line is left out."""

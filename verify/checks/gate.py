@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from config.errors import InvalidRecord
-from config.record import Attention, ErrorStats, GateDone, GateReport, Layout
+from config.record import ArmEnd, Attention, ErrorStats, GateDone, GateReport, Layout
 from verify.derive import of_sample
 from verify.findings import Scribe
 from verify.reader import ArmEvidence, Record
@@ -44,11 +45,26 @@ def happened(record: Record, say: Scribe) -> None:
         for session in arm.sessions:
             samples = [event.sample for event in session if hasattr(event, "sample")]
             finished = sorted(set(samples) & set(arm.timings))
-            if samples and (finished or arm.complete):
+            if samples and (finished or arm.complete) and not _cut(arm, session):
                 _session(say, arm, min(samples), finished)
     if not sparse:
         say.skip("no arm has Sol-Attn")
     say.conclude("gated at the first sparse call of each warm-up")
+
+
+def _cut(arm: ArmEvidence, session: list[Any]) -> bool:
+    """Whether a process of the arm was killed or broke before it had finished a request, so that it left nothing that
+    counts.
+
+    A process that was added later may then complete the arm. A red gate is never passed over so.
+    """
+    samples = {event.sample for event in session if hasattr(event, "sample")}
+    last = session[-1]
+    if samples & set(arm.timings) or (isinstance(last, ArmEnd) and last.outcome not in ("aborted", "error")):
+        return False
+    gates = [gate for rank in arm.events for gate in arm.of(rank, GateDone) if gate.sample in samples]
+    reports = [report for report in arm.gates.values() if report.sample in samples]
+    return all(gate.passed for gate in [*gates, *reports])
 
 
 def _session(say: Scribe, arm: ArmEvidence, warmup: int, samples: list[int]) -> None:
@@ -331,5 +347,6 @@ def _event(record: Record, say: Scribe, part: Slice) -> None:
             if call.routed != tuple(part.route_counts.sum(axis=0, dtype=np.int64).tolist()):
                 say.invalid("the route counts do not add up to those of the call's event", AS_WRITTEN, part.name)
             return
-    if report.passed:
+    cut = any(report.sample in {getattr(e, "sample", None) for e in s} and _cut(arm, s) for s in arm.sessions)
+    if report.passed and not cut:
         say.invalid("no event tells of the gated call", AS_WRITTEN, part.name)
