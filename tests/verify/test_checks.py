@@ -603,7 +603,7 @@ def test_hardware_of_a_gpu_target(fresh, what: str, alter, words: str) -> None: 
     assert worst(put_question(record, "environment-hardware")) == ("invalid" if what == "the same twice" else "warn")
 
 
-def test_published_weights_that_are_not_the_listed_ones_are_warned_of(fresh) -> None:  # type: ignore[no-untyped-def]
+def test_published_weights_that_are_not_the_listed_ones_make_a_locked_record_invalid(fresh) -> None:  # type: ignore[no-untyped-def]
     from config.canonical import sha256_json
 
     record = fresh(target="rtx4090", arms=())
@@ -615,7 +615,9 @@ def test_published_weights_that_are_not_the_listed_ones_are_warned_of(fresh) -> 
 
     edit(record / "environment.json", change)
     found = put_question(record, "environment-checkpoint")
-    assert worst(found) == "warn" and "1 files of the published list" in found[0].message
+    assert worst(found) == "invalid" and "1 files of the published list" in found[0].message
+    edit(record / "environment.json", put(differences=["weights come from --checkpoint"]))
+    assert worst(put_question(record, "environment-checkpoint")) == "warn"
 
 
 def test_gpu_run_outside_an_image_is_not_locked(fresh) -> None:  # type: ignore[no-untyped-def]

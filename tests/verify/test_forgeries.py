@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from config.canonical import sha256_json
+from config.checkpoint import manifest
 from tests.verify.builder import Builder, edit, edit_events, summarise
 from tests.verify.conftest import make_key, sign_with
 from verify.checks import CHECKS
@@ -180,3 +182,48 @@ def test_telemetry_is_of_the_gpu_that_the_arm_used(
     record = fresh(target="rtx4090", arms=("dense",), overrides=SMALL)
     edit_events(record / "arms/dense/telemetry-gpu0.jsonl", telemetry_of(gpu, start))
     assert (not refusals(record, "telemetry")) == fine
+
+
+def listing(change: Callable[[Lines], Lines]) -> Callable[[dict[str, Any]], None]:
+    """Another list of the checkpoint's files, with the digest that goes with it."""
+
+    def alter(environment: dict[str, Any]) -> None:
+        files = change(environment["checkpoint"]["files"])
+        environment["checkpoint"].update(files=files, sha256=sha256_json(files))
+
+    return alter
+
+
+def test_published_weights_that_are_one_file_of_other_content(fresh: Fresh, tmp_path: Path) -> None:
+    record = fresh(target="rtx4090", arms=("dense", "fullopt"))
+    other = [{"path": "FL2VA/x.bin", "bytes": 1, "sha256": "5" * 64}]
+    edit(record / "environment.json", listing(lambda files: other))
+    report = passed_off(record, tmp_path)
+    assert report.verdict == "INVALID"
+    assert any("files of the published list are missing" in finding.message for finding in report.findings)
+    assert not [claim for claim in report.claims if claim.verdict in ("reproduced", "faster", "slower")]
+
+
+@given(data=st.data())
+def test_published_weights_of_which_any_file_is_left_out_or_changed(
+    records: Callable[[Builder], Path], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    record = Path(shutil.copytree(records(Builder("rtx4090", arms=())), tmp_path_factory.mktemp("hub") / "record"))
+    count = sum(entry.path.startswith("FL2VA/") for entry in manifest())
+    index = data.draw(st.integers(0, count - 1))
+    fault = data.draw(st.sampled_from([{"sha256": "0" * 64}, {"bytes": 1}, {"path": "FL2VA/elsewhere"}, None]))
+
+    def change(files: Lines) -> Lines:
+        return [
+            file if at != index else {**file, **(fault or {})} for at, file in enumerate(files) if at != index or fault
+        ]
+
+    edit(record / "environment.json", listing(change))
+    assert refusals(record, "environment-checkpoint")
+
+
+def test_files_outside_the_partition_and_beside_the_list_are_not_asked_for(fresh: Fresh) -> None:
+    record = fresh(target="rtx4090", arms=())
+    own = {"path": "FL2VA/pipeline.py", "bytes": 9, "sha256": "6" * 64}
+    edit(record / "environment.json", listing(lambda files: [f for f in files if "/" in f["path"]] + [own]))
+    assert not refusals(record, "environment-checkpoint")

@@ -93,18 +93,28 @@ def checkpoint(record: Record, say: Scribe) -> None:
 
 
 def _published_files(record: Record, say: Scribe) -> None:
-    # A warning and no more: the list that is public is of another revision than the pinned one (its header says so).
-    partition = record.target.checkpoint.partition
-    digests = {file.path: file.sha256 for file in record.environment.checkpoint.files}
-    digests |= {f"{partition}/{path}": digest for path, digest in digests.items()}
+    """The listed files of the partition, which is what SGLang loads, are all there, with their sizes and digests.
+
+    The public list is of another revision than the pinned one (its header says so), but no run starts from files that
+    contradict it: the fetch refuses them. Files beside it, of which it says nothing, are the run's to declare.
+    """
+    partition = f"{record.target.checkpoint.partition}/"
+    found = [
+        (file.path if file.path.startswith(partition) else partition + file.path, file.bytes, file.sha256)
+        for file in record.environment.checkpoint.files
+    ]
     other = [
         entry.path
         for entry in manifest()
-        if entry.sha256 and not any(entry.matches(path) and entry.sha256 == found for path, found in digests.items())
+        if entry.path.startswith(partition)
+        and not any(
+            entry.matches(path) and size == entry.bytes and entry.sha256 in (None, digest)
+            for path, size, digest in found
+        )
     ]
     if other:
         shown = f"{len(other)} files of the published list are missing or have another digest, first {other[0]}"
-        say.warn(shown, "`sol fetch --verify-only` checks them against the hub's own listing", ENVIRONMENT)
+        _differs(record, say, shown)
 
 
 def sources(record: Record, say: Scribe) -> None:
