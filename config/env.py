@@ -23,6 +23,8 @@ _CUDA = "changes how the CUDA driver loads, compiles or launches kernels"
 _CUDA_LIBRARY = "changes which algorithm, precision or workspace a CUDA library takes"
 _NCCL = "changes how GPUs exchange data"
 _THREADS = "changes the number, the placement or the instructions of CPU threads"
+_PYTHON = "puts other code before the installed packages, which are what the record names"
+_GPUS = "picks other GPUs than the first ones, which are those that are watched while they run"
 _ALLOCATOR = "replaces or tunes the memory allocator, or puts other code before a library"
 
 INFLUENCES: dict[str, str] = {
@@ -62,6 +64,9 @@ INFLUENCES: dict[str, str] = {
     "LD_PRELOAD": _ALLOCATOR,
     "MALLOC_*": _ALLOCATOR,
     "GLIBC_TUNABLES": _ALLOCATOR,
+    "PYTHONPATH": _PYTHON,
+    "PYTHONHOME": _PYTHON,
+    "CUDA_VISIBLE_DEVICES": _GPUS,
     "PYTHONOPTIMIZE": "removes the assertions of the code that runs",
 }
 """Name or pattern (as of a shell) to what a matching variable would do."""
@@ -90,11 +95,17 @@ def influence(name: str) -> str | None:
     return next((reason for pattern, reason in INFLUENCES.items() if fnmatchcase(name, pattern)), None)
 
 
+def _first_ones(value: str) -> bool:
+    """Whether a list of devices is 0, 1, ... in this order, as Slurm sets it: it picks what would be taken anyway."""
+    devices = value.split(",")
+    return devices == [str(number) for number in range(len(devices))]
+
+
 def refuse_influences(environ: Mapping[str, str], lock: Lock) -> None:
     """Refuse an environment that would change a locked value.
 
     A variable passes if the lock's `env` holds it with the same value; on a CPU target those of the CPU's threads and
-    instructions pass too. Values are never shown: one may be a secret.
+    instructions and of GPUs pass too. Values are never shown: one may be a secret.
 
     Raises:
         UsageError: naming every variable that would.
@@ -108,7 +119,9 @@ def refuse_influences(environ: Mapping[str, str], lock: Lock) -> None:
         if name in locked:
             if value != locked[name]:
                 found[name] = f"the lock sets it to {locked[name]!r}"
-        elif (reason := influence(name)) is not None and not (reason is _THREADS and on_cpu):
+        elif (reason := influence(name)) is None or (on_cpu and reason in (_THREADS, _GPUS)):
+            continue
+        elif not (reason is _GPUS and _first_ones(value)):
             found[name] = reason
     if not found:
         return

@@ -5,11 +5,12 @@ imported. Here a call is refused unless the package says that it will run the ke
 Its call has no dense query rows: they are computed by a second pass through PyTorch's SDPA over all keys, as the
 published runtimes do.
 
-It returns no route either. Upstream counted routes once a run, outside the timed requests; here they are recomputed from
-q and k at every call, and that time is in the request. Our own kernels keep it small: they read q once and k twice, 1.65
-GB at the published shape, 0.5 ms at an H100's 3.35 TB/s and 1.6 ms at an RTX 4090's 1.01 TB/s. At most 432 calls (9
-sparse forwards of 48 blocks) are 0.7 s of the 4090's published 504 s; a quarter of the heads and at most 15 forwards are
-0.09 s of the four H100s' 22.9 s. Both are within a claim's tolerance. Neither was measured there; an H200 takes 0.66 ms.
+It returns no route either. Upstream counted routes once a run, outside the timed requests; here they are recomputed
+from q and k at every call, and that time is in the request. Our own kernels keep it small: they read q once and k
+twice, 1.65 GB at the published shape, 0.5 ms at an H100's 3.35 TB/s and 1.6 ms at an RTX 4090's 1.01 TB/s. At most
+432 calls (9 sparse forwards of 48 blocks) are 0.7 s of the 4090's published 504 s; a quarter of the heads and at most
+15 forwards are 0.09 s of the four H100s' 22.9 s. Both are within a claim's tolerance. Neither was measured there; an
+H200 takes 0.66 ms.
 """
 
 from __future__ import annotations

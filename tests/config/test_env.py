@@ -18,10 +18,13 @@ PLAIN = [
     "HF_HOME",
     "HF_TOKEN",
     "HF_HUB_OFFLINE",
-    "CUDA_VISIBLE_DEVICES",
     "XDG_CACHE_HOME",
     "SOL_HOME",
 ]
+
+
+SAME_GPUS = [("CUDA_VISIBLE_DEVICES", devices) for devices in ("0", "0,1", "0,1,2", "0,1,2,3")]
+"""Lists of devices that pick none but the first."""
 
 
 def make_lock(env: dict[str, str], kind: str = "cuda") -> Lock:
@@ -49,6 +52,9 @@ def make_lock(env: dict[str, str], kind: str = "cuda") -> Lock:
         "NVIDIA_TF32_OVERRIDE",
         "MKL_NUM_THREADS",
         "LD_PRELOAD",
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "CUDA_VISIBLE_DEVICES",
     ],
 )
 def test_names_what_would_change_the_run(name: str) -> None:
@@ -68,6 +74,19 @@ def test_a_cpu_target_locks_no_threads_but_everything_else() -> None:
             refuse_influences({name: "1"}, make_lock({}, "cpu"))
     with pytest.raises(UsageError, match="OMP_NUM_THREADS"):
         refuse_influences({"OMP_NUM_THREADS": "2"}, make_lock({"OMP_NUM_THREADS": "1"}, "cpu"))
+
+
+@pytest.mark.parametrize("devices", ["1", "1,0", "0,2", "0,1,3", "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "-1", ""])
+def test_other_gpus_than_those_that_are_watched_are_refused(devices: str) -> None:
+    """NVML counts from the first GPU of the machine, whatever CUDA is shown."""
+    with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES: picks other GPUs"):
+        refuse_influences({"CUDA_VISIBLE_DEVICES": devices}, make_lock({}))
+    refuse_influences({"CUDA_VISIBLE_DEVICES": devices}, make_lock({}, "cpu"))
+
+
+@pytest.mark.parametrize(("name", "devices"), SAME_GPUS)
+def test_slurm_names_the_gpus_that_would_be_taken_anyway(name: str, devices: str) -> None:
+    refuse_influences({name: devices}, make_lock({}))
 
 
 def test_every_offender_is_named_at_once() -> None:
@@ -119,6 +138,7 @@ def test_refused_exactly_where_a_name_matters_and_the_lock_disagrees(
         name
         for name, value in environ.items()
         if (locked[name] != value if name in locked else influence(name) is not None)
+        and (name in locked or (name, value) not in SAME_GPUS)
     }
     if not offenders:
         refuse_influences(environ, make_lock(locked))
