@@ -38,6 +38,7 @@ MAX_FORWARDS = MAX_LAYERS = 10_000
 MAX_TOKENS = 100_000_000
 MAX_GPUS = 1_000
 """Sizes beyond any run's. A number in a record must not be able to make its reader count to it."""
+AS_WRITTEN = "take the record as it was written"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -203,7 +204,35 @@ def read_record(root: Path, withheld: frozenset[str] = frozenset(), files: Files
     benchmark = parse_model(Benchmark, files.read(BENCHMARK), BENCHMARK) if BENCHMARK in files else None
     record = Record(files, status, lock, environment, arms, benchmark, withheld)
     _ = record.target, record.recipe  # what every check relies on fails here, once
+    _own_ranks(record)
     return record
+
+
+def _own_ranks(record: Record) -> None:
+    """No file is of a rank or a GPU that the lock does not have: figures are taken over all of an arm's files.
+
+    Raises:
+        InvalidRecord: one is, or has a number that is not written the shortest way, or a gate's report is of another
+        rank or warm-up than its name says.
+    """
+    target = record.target
+    for name in sorted({*record.files, *record.withheld}):
+        match = re.fullmatch(r"arms/\w+/(?:sample-\d+/)?(?:(?:events|gate)-rank|(telemetry-gpu))(\d+)\.\w+", name)
+        if match:
+            count = target.hardware.gpu_count if match[1] else target.parallel.num_gpus
+            if str(int(match[2])) != match[2] or int(match[2]) >= count:
+                raise InvalidRecord(
+                    f"{name} has number {match[2]}", needed=f"one below {count}, as lock.json says", remedy=AS_WRITTEN
+                )
+    for arm in record.arms.values():
+        for name, report in arm.gates.items():
+            place = arm.folder + (f"sample-{report.sample}/" if report.sample else "")
+            if name != f"{place}gate-rank{report.rank}.json":
+                raise InvalidRecord(
+                    f"{name} holds the gate of rank {report.rank}, warm-up {report.sample}",
+                    needed="the rank and the warm-up that its name says",
+                    remedy=AS_WRITTEN,
+                )
 
 
 def _read_arm(files: Files, arm: ArmName) -> ArmEvidence:

@@ -5,6 +5,7 @@ Each test is named after what was forged. What an honest record may hold is test
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from config.canonical import sha256_json
 from config.checkpoint import manifest
+from config.errors import InvalidRecord
 from tests.verify.builder import Builder, edit, edit_events, summarise
 from tests.verify.conftest import make_key, sign_with
 from verify.checks import CHECKS
@@ -227,3 +229,70 @@ def test_files_outside_the_partition_and_beside_the_list_are_not_asked_for(fresh
     own = {"path": "FL2VA/pipeline.py", "bytes": 9, "sha256": "6" * 64}
     edit(record / "environment.json", listing(lambda files: [f for f in files if "/" in f["path"]] + [own]))
     assert not refusals(record, "environment-checkpoint")
+
+
+def numbered(lines: Lines) -> Lines:
+    """Number the events of each source anew, as a forger does who adds or removes some."""
+    count: dict[str, int] = {}
+    for line in lines:
+        line["seq"] = count.get(line["source"], 0)
+        count[line["source"]] = line["seq"] + 1
+    return lines
+
+
+def test_sparse_calls_of_forwards_that_the_request_does_not_have(fresh: Fresh, tmp_path: Path) -> None:
+    record = fresh()
+
+    def alter(lines: Lines) -> Lines:
+        last = [i for i, e in enumerate(lines) if e.get("mode") == "sparse" and e["sample"] == 1][-1]
+        more = [{**lines[last], "step": step} for step in range(200, 205)]
+        return numbered([*lines[: last + 1], *more, *lines[last + 1 :]])
+
+    edit_events(record / EVENTS, alter)
+    report = passed_off(record, tmp_path)
+    assert report.verdict == "INVALID"
+    assert any("an event of forward 200, and the request has 16" in finding.message for finding in report.findings)
+
+
+def test_events_and_gate_of_a_rank_that_the_lock_does_not_have(fresh: Fresh) -> None:
+    record = fresh()
+    lines = [json.loads(line) for line in (record / EVENTS).read_bytes().splitlines()]
+    kept = [{**e, "rank": 7} if e["event"] == "arm_start" else e for e in lines if e["source"] == "worker"]
+    for line in kept:
+        if line["event"] == "memory":
+            line["reserved_mib"] = 1e6
+    (record / "arms/fullopt/events-rank7.jsonl").write_text("".join(json.dumps(e) + "\n" for e in numbered(kept)))
+    with pytest.raises(InvalidRecord, match="events-rank7.jsonl has number 7"):
+        summarise(record)
+    assert verify_record(record).verdict == "INVALID"
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("arms/fullopt/gate-rank7.json", "arms/fullopt/gate-rank0.json"),
+        ("arms/fullopt/gate-rank00.json", "arms/fullopt/gate-rank0.json"),
+        ("arms/fullopt/gate-rank7.safetensors", "arms/fullopt/gate-rank0.safetensors"),
+        ("arms/fullopt/sample-1/gate-rank0.json", "arms/fullopt/gate-rank0.json"),
+        ("arms/dense/events-rank1.jsonl", "arms/dense/events-rank0.jsonl"),
+        ("arms/dense/telemetry-gpu0.jsonl", "arms/dense/events-rank0.jsonl"),
+    ],
+)
+def test_a_file_of_a_rank_gpu_or_warm_up_that_is_not_there(fresh: Fresh, name: str, of: str) -> None:
+    record = fresh()
+    shutil.copy(record / of, record / name)
+    report = verify_record(record)
+    assert report.verdict == "INVALID" and name in report.findings[-1].message
+
+
+@pytest.mark.parametrize("change", [{"rank": 1}, {"sample": 1}])
+def test_a_gate_that_is_not_the_one_that_its_name_says(fresh: Fresh, change: dict[str, int]) -> None:
+    record = fresh()
+    edit(record / "arms/fullopt/gate-rank0.json", lambda report: report.update(change))
+    report = verify_record(record)
+    assert report.verdict == "INVALID" and "holds the gate of rank" in report.findings[-1].message
+
+
+def test_four_ranks_and_a_resumed_arm_are_read(fresh: Fresh) -> None:
+    assert len(read_record(fresh(target="h100x4", overrides=SMALL)).arms["fullopt"].gates) == 4
+    assert len(read_record(fresh(resumed=("fullopt",))).arms["fullopt"].gates) == 2

@@ -54,7 +54,7 @@ def backends(record: Record, say: Scribe) -> None:
 
 def policy(record: Record, say: Scribe) -> None:
     """Every layer of every computed forward ran once, sparse exactly where the policy says so; a reused forward ran
-    none.
+    none. Nothing is told of a forward that the request does not have: densities and counts are taken over all calls.
     """
     depths = {arm.name: _depth(arm) for arm in record.arms.values() if arm.timings}
     if 0 in depths.values() or len(set(depths.values())) > 1:
@@ -65,8 +65,12 @@ def policy(record: Record, say: Scribe) -> None:
             for rank in arm.events:
                 decisions = {event.step: event.action for event in of_sample(arm, rank, sample, CacheDecision)}
                 calls = _by_step(of_sample(arm, rank, sample, Attention))
-                where = f"{arm.folder}events-rank{rank}.jsonl"
-                for step in range(timing.num_inference_steps - 1):
+                where, forwards = f"{arm.folder}events-rank{rank}.jsonl", range(timing.num_inference_steps - 1)
+                strays = sorted({*decisions, *calls} - {*forwards})
+                if strays:
+                    text = f"sample {sample}: an event of forward {strays[0]}, and the request has {len(forwards)}"
+                    say.invalid(text, AS_WRITTEN, where)
+                for step in forwards:
                     reused = decisions.get(step) == "reuse"
                     expected = _expected(record, arm, step, layers, reused)
                     if calls.get(step, {}) != expected:
