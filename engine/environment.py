@@ -4,6 +4,7 @@ person."""
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -77,9 +78,16 @@ def sglang_pins(image: str) -> dict[str, str]:
 
 
 def sglang_sources(image: str) -> dict[str, str]:
-    """SHA-256 of each pinned source as it is installed; a missing file has the digest of nothing, which no pin
-    equals."""
-    root = Path(str(importlib.metadata.distribution("sglang").locate_file("sglang")))
+    """SHA-256 of each pinned source in the package that an import takes, which need not be the installed one; a missing
+    file has the digest of nothing, which no pin equals.
+
+    Raises:
+        PackageNotFoundError: nothing can be imported.
+    """
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or not spec.submodule_search_locations:
+        raise importlib.metadata.PackageNotFoundError("sglang")
+    root = Path(spec.submodule_search_locations[0])
     return {
         path: sha256_file(root / path) if (root / path).is_file() else sha256_bytes(b"") for path in sglang_pins(image)
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ def test_no_host_name_user_or_path_is_told(captured: environment.Environment) ->
 def test_pinned_sources_are_hashed_as_installed(captured: environment.Environment) -> None:
     assert captured.sglang_sources == environment.sglang_pins("cpu")
     assert any(path.endswith("dits/minimax_h3.py") for path in captured.sglang_sources)
+
+
+def test_sources_of_another_sglang_before_the_installed_one_are_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pins are about what runs. It was the installed package that was hashed, whatever an import would take."""
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang/__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sglang", raising=False)
+    found, pins = environment.sglang_sources("cpu"), environment.sglang_pins("cpu")
+    assert found.keys() == pins.keys()
+    assert not [path for path in pins if found[path] == pins[path]]
 
 
 def test_what_differs_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
