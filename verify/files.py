@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
@@ -16,10 +17,14 @@ from config.schema import ARMS
 MIB = 1 << 20
 MAX_FILES = 20_000
 MAX_DEPTH = 4
-LIMITS = {".json": 64 * MIB, ".jsonl": 512 * MIB, ".safetensors": 1024 * MIB, ".mp4": 4096 * MIB, "": 64 * 1024}
-"""Most bytes of a file by suffix. A full-size record has events of about 2 MB a sample and slices of about 25 MB a
-rank.
+LIMITS = {".json": 64 * MIB, ".jsonl": 512 * MIB, ".safetensors": 256 * MIB, ".mp4": 512 * MIB, "": 64 * 1024}
+"""Most bytes of a file by suffix. A full-size record has events of about half a MB a sample, slices of about 25 MB a
+rank, and videos whose frames would be 200 MB without any coding.
 """
+MAX_KEPT, MAX_ALL = 512 * MIB, 8192 * MIB
+"""Most bytes of all files that are parsed and kept in memory, and of all files: 70 samples of six arms on four GPUs."""
+PIECE = MIB
+ELSEWHERE = "judge it on a machine with more memory"
 
 _ARM = f"arms/(?:{'|'.join(ARMS)})/"
 _KNOWN = re.compile(
@@ -46,13 +51,12 @@ def is_detachable(name: str) -> bool:
 
 
 class Files:
-    """A record's files by POSIX name relative to its root, sorted; each is read once, so what was hashed is what is
-    parsed.
+    """A record's files by POSIX name relative to its root, sorted. What was hashed is what is parsed: a file is read
+    once and kept, but for videos and slices, which are hashed in pieces, and read whole only while they are judged.
 
     Raises:
         InvalidRecord: the directory is missing, or holds a link, a device, a FIFO, a socket, a name that is not
-        UTF-8, too
-            many files, too many levels or a file beyond its size limit.
+        UTF-8, too many files, too many levels, or more bytes in a file or in all than a record has.
     """
 
     def __init__(self, root: Path) -> None:
@@ -62,6 +66,14 @@ class Files:
         self._sizes = dict(sorted(_walk(root, "", 0)))
         if len(self._sizes) > MAX_FILES:
             raise InvalidRecord(f"{root} holds {len(self._sizes)} files", needed=f"at most {MAX_FILES}")
+        kept = sum(size for name, size in self._sizes.items() if not is_detachable(name))
+        for found, limit, which in ((kept, MAX_KEPT, "the files to parse"), (self.size, MAX_ALL, "all files")):
+            if found > limit:
+                raise InvalidRecord(
+                    f"{which} have {found} bytes together",
+                    needed=f"at most {limit}",
+                    remedy="ask for the record without its videos, or for one of fewer samples",
+                )
         self._bytes: dict[str, bytes] = {}
         self._digests: dict[str, str] = {}
 
@@ -71,23 +83,47 @@ class Files:
     def __contains__(self, name: str) -> bool:
         return name in self._sizes
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files, as the directory tells them."""
+        return sum(self._sizes.values())
+
     def read(self, name: str) -> bytes:
         """The bytes of a file that was listed.
 
         Raises:
-            InvalidRecord: it is not there, has changed its kind since, or cannot be read.
+            InvalidRecord: it is not there, has changed since, cannot be read, or does not fit into memory.
         """
-        if name not in self._bytes:
-            if name not in self._sizes:
-                raise InvalidRecord(f"{name} is missing", remedy="ask for the whole record")
-            self._bytes[name] = _read(self.root / name, name)
-        return self._bytes[name]
+        if name in self._bytes:
+            return self._bytes[name]
+        self._listed(name)
+        try:
+            data = b"".join(_pieces(self.root / name, name, MAX_ALL))
+        except MemoryError:
+            raise InvalidRecord(
+                f"{name} has {self._sizes[name]} bytes, more than this machine's memory has room for", remedy=ELSEWHERE
+            ) from None
+        if not is_detachable(name):
+            self._bytes[name] = data
+        elif self._digests.setdefault(name, digest := sha256_bytes(data)) != digest:
+            raise InvalidRecord(f"{name} was changed while it was judged", remedy="judge a copy that nobody writes to")
+        return data
 
     def sha256(self, name: str) -> str:
         """SHA-256 of the bytes that `read` returns."""
         if name not in self._digests:
-            self._digests[name] = sha256_bytes(self.read(name))
+            self._listed(name)
+            large = is_detachable(name)
+            pieces = _pieces(self.root / name, name, PIECE) if large else iter([self.read(name)])
+            digest = hashlib.sha256()
+            for piece in pieces:
+                digest.update(piece)
+            self._digests[name] = digest.hexdigest()
         return self._digests[name]
+
+    def _listed(self, name: str) -> None:
+        if name not in self._sizes:
+            raise InvalidRecord(f"{name} is missing", remedy="ask for the whole record")
 
 
 def _walk(root: Path, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
@@ -130,13 +166,15 @@ def _checked_size(name: str, found: os.stat_result) -> int:
     return found.st_size
 
 
-def _read(path: Path, name: str) -> bytes:
+def _pieces(path: Path, name: str, most: int) -> Iterator[bytes]:
     # Opened without following a link and without waiting for a FIFO, and looked at again: the tree may have changed
     # since.
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            size = _checked_size(name, os.fstat(file.fileno()))
-            return file.read(size)
+        with os.fdopen(handle, "rb", buffering=0) as file:
+            left = _checked_size(name, os.fstat(file.fileno()))
+            while left > 0 and (piece := file.read(min(left, most))):
+                left -= len(piece)
+                yield piece
     except OSError as error:
         raise InvalidRecord(f"{name} cannot be read: {error.strerror}") from None

@@ -17,7 +17,7 @@ from verify.attestation import Attestation, read_attestation
 from verify.checks import run_checks
 from verify.claims import ClaimVerdict, judge_claims
 from verify.derive import derive
-from verify.files import Files
+from verify.files import ELSEWHERE, Files
 from verify.findings import Finding, Status, worst
 from verify.policy import Evidence, Policy, load_policy
 from verify.reader import Record, read_record, read_status
@@ -101,6 +101,14 @@ def verify_record(path: Path, trust: Path | None = None) -> Report:
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory", needed="a run record", remedy="name a folder below runs/")
     policy = load_policy(trust) if trust is not None else None
+    try:
+        return _judge(path, policy)
+    except MemoryError:
+        error = InvalidRecord("its files do not fit into this machine's memory", remedy=ELSEWHERE)
+        return _unreadable(path, _finding(READABLE, error))
+
+
+def _judge(path: Path, policy: Policy | None) -> Report:
     try:
         files = Files(path)
     except InvalidRecord as error:

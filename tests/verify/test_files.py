@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tracemalloc
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -73,6 +76,88 @@ def test_file_that_becomes_a_link_after_it_was_listed_is_refused(tmp_path: Path)
     (tmp_path / "status").symlink_to("/etc/hostname")
     with pytest.raises(InvalidRecord, match="status cannot be read"):
         listed.read("status")
+
+
+def sparse(path: Path, size: int) -> None:
+    """A file of that many bytes that takes no room on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as handle:
+        handle.truncate(size)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "name"),
+    [
+        (6, 4096 << 20, "out.mp4"),
+        (40, 500 << 20, "out.mp4"),
+        (40, 250 << 20, "gate-rank0.safetensors"),
+        (9, 64 << 20, "timing.json"),
+    ],
+)
+def test_sparse_files_of_many_bytes_together_are_refused_before_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, size: int, name: str
+) -> None:
+    for number in range(count):
+        sparse(tmp_path / f"arms/dense/sample-{number}/{name}", size)
+    monkeypatch.setattr(files, "_pieces", lambda *_: pytest.fail("a file was read"))
+    report = verify_record(tmp_path)
+    assert report.verdict == "INVALID" and "needed: at most" in report.findings[0].message
+
+
+def test_videos_and_slices_are_hashed_in_pieces_and_not_kept(tmp_path: Path) -> None:
+    sparse(tmp_path / "arms/dense/sample-0/out.mp4", 400 << 20)
+    listed = Files(tmp_path)
+    tracemalloc.start()
+    digest = listed.sha256("arms/dense/sample-0/out.mp4")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 20 << 20
+    whole = hashlib.sha256()
+    for _ in range(400):
+        whole.update(bytes(1 << 20))
+    assert digest == whole.hexdigest()
+
+
+@settings(max_examples=50)
+@given(content=st.binary(max_size=5000), piece=st.integers(1, 2000), name=st.sampled_from(["a.mp4", "b.jsonl"]))
+def test_digest_in_pieces_is_that_of_the_bytes(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, piece: int, name: str
+) -> None:
+    folder = tmp_path_factory.mktemp("pieces")
+    (folder / name).write_bytes(content)
+    with patch.object(files, "PIECE", piece):
+        assert Files(folder).sha256(name) == hashlib.sha256(content).hexdigest() == Files(folder).sha256(name)
+        assert Files(folder).read(name) == content
+
+
+def test_video_that_changes_between_its_digest_and_its_reading_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"1")
+    listed = Files(tmp_path)
+    listed.sha256("a.mp4")
+    (tmp_path / "a.mp4").write_bytes(b"2")
+    with pytest.raises(InvalidRecord, match="changed while it was judged"):
+        listed.read("a.mp4")
+
+
+@pytest.mark.parametrize("place", ["Files", "read_attestation", "read_record", "run_checks", "_derive", "judge_claims"])
+def test_memory_that_runs_out_is_a_finding_and_no_traceback(fresh, monkeypatch: pytest.MonkeyPatch, place: str) -> None:  # type: ignore[no-untyped-def]
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(f"verify.report.{place}", full)
+    report = verify_record(fresh())
+    assert report.verdict == "INVALID" and "memory" in report.findings[0].message and report.findings[0].remedy
+
+
+def test_file_that_does_not_fit_into_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    (tmp_path / "lock.json").write_bytes(b"{}")
+    listed = Files(tmp_path)
+    monkeypatch.setattr(files, "_pieces", full)
+    with pytest.raises(InvalidRecord, match="lock.json has 2 bytes, more than this machine's memory"):
+        listed.read("lock.json")
 
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
