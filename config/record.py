@@ -46,13 +46,18 @@ Outcome = Literal["complete", "gate_failed", "ungated", "aborted", "error"]
 
 
 class Status(Model):
-    """`status`: one line of JSON. `pid` tells a reader on the same machine that the process is gone."""
+    """`status`: one line of JSON. Of a run that says running, `pid` tells a reader on the same machine that the process
+    is gone. Records of earlier releases have no `pid_namespace` and `started`."""
 
     state: Literal["running", "complete", "aborted"]
     reason: str = ""
     pid: int = 0
     host_hash: str = Field(
         default="", description="SHA-256 prefix of the boot id: a pid means something on that boot only"
+    )
+    pid_namespace: int = Field(default=0, description="number of the PID namespace that `pid` is of; 0 if unknown")
+    started: int = Field(
+        default=0, description="when the process started, clock ticks since boot: a pid is used again; 0 if unknown"
     )
 
 

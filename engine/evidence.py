@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from config.canonical import sha256_bytes
 from config.errors import EnvironmentRefused
+from config.hold import pid_namespace, started
 from config.lock import Lock, lock_json
 from config.record import ENVIRONMENT, LOCK, STATUS, Environment, Event, Outcome, Status
 
@@ -153,7 +154,14 @@ class RunRecord:
 
     def set_status(self, state: Literal["running", "complete", "aborted"], reason: str = "") -> None:
         """Write `status` in place: no new disk block is needed for the last word of a run on a full disk."""
-        status = Status(state=state, reason=reason[:600], pid=os.getpid(), host_hash=boot_hash())
+        status = Status(
+            state=state,
+            reason=reason[:600],
+            pid=os.getpid(),
+            host_hash=boot_hash(),
+            pid_namespace=pid_namespace(),
+            started=started(os.getpid()),
+        )
         line = status.model_dump_json().encode()
         descriptor = os.open(self.path / STATUS, os.O_WRONLY)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from config.errors import Exit, InvalidRecord, SolError, UsageError
+from config.hold import hold
 from config.record import ATTESTATION, STATUS
 from entrypoints.console import make_console
 from verify.attestation import sign, sign_ephemeral
@@ -39,7 +40,11 @@ def sign_record(record: Path, key: Path | None) -> Exit:
     """
     if not record.is_dir():
         raise UsageError(f"{record} is not a directory", remedy="name a run record")
-    findings = close_and_sign(record, key)
+    close_if_cut(record)  # looks whether anybody holds the record: before we do
+    with hold(record) as free:
+        if not free:
+            raise UsageError(f"{record} is still being written", remedy="wait for the run's end")
+        findings = close_and_sign(record, key)
     outcome = worst(findings)
     console = make_console()
     console.print(

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from config.errors import InvalidRecord
+from config.hold import held, pid_namespace, started
 from config.lock import Lock, Recipe
 from config.record import (
     BENCHMARK,
@@ -157,6 +158,9 @@ class Record:
 def read_status(files: Files, host_hash: str | None = None) -> Status:
     """The record's status. A run that says running while its process is gone reads as aborted.
 
+    Whoever holds the lock on the record's directory is writing it, in whichever container. Where nobody does, the
+    process in `status` is looked for: earlier releases, and file systems without locks, have nothing else.
+
     Args:
         files: the record.
         host_hash: what stands for this machine's boot; computed when None.
@@ -167,13 +171,27 @@ def read_status(files: Files, host_hash: str | None = None) -> Status:
     status: Status = parse_model(Status, files.read(STATUS), STATUS)
     if status.state != "running":
         return status
+    locked = held(files.root)
+    if locked:
+        return status
     if status.host_hash != (boot_hash() if host_hash is None else host_hash):
         reason = "it says running, but the machine has restarted since or is another one"
-    elif not 0 < status.pid < 1 << 31 or not Path(f"/proc/{status.pid}").exists():
-        reason = f"it says running, but its process {status.pid} is gone"
-    else:
+    elif _going_on(status, certain=locked is not None):
         return status
-    return Status(state="aborted", reason=reason, pid=status.pid, host_hash=status.host_hash)
+    else:
+        reason = f"it says running, but its process {status.pid} is gone"
+    return status.model_copy(update={"state": "aborted", "reason": reason})
+
+
+def _going_on(status: Status, *, certain: bool) -> bool:
+    """Whether the process of a status of this boot is there; `certain`: nobody holds the record's lock."""
+    if not 0 < status.pid < 1 << 31:
+        return False
+    if not status.pid_namespace:  # an earlier release, or a kernel that does not tell
+        return Path(f"/proc/{status.pid}").exists()
+    if status.pid_namespace != pid_namespace():  # its number means nothing here, and only the lock can tell
+        return not certain
+    return started(status.pid) == status.started != 0
 
 
 def boot_hash() -> str:
