@@ -190,6 +190,15 @@ def change_somewhere(data: st.DataObject, value: object) -> None:
         return
 
 
+@pytest.mark.parametrize("scale", [1e308, 0.0, -1e200])
+def test_a_scale_that_no_softmax_has_is_refused_by_name(fresh: Callable[..., Path], scale: float) -> None:
+    record = fresh(arms=("fullopt",))
+    edit(record / "arms/fullopt/gate-rank0.json", lambda value: value.update(scale=scale))
+    messages = [finding.message for finding in verify_record(record).findings]
+    assert any("a scale of" in message for message in messages)
+    assert not any("could not be judged" in message for message in messages)
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_no_change_of_a_record_ends_in_a_traceback(records, tmp_path_factory, data: st.DataObject) -> None:  # type: ignore[no-untyped-def]

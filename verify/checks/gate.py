@@ -22,6 +22,7 @@ RED = "do not use timings of this arm; the kernel is wrong on this machine"
 LONGER = (
     "run again with a warm-up that has a computed forward after sol_attn.dense_steps; warmup.compute_last=true does"
 )
+MAX_SCALE = 1e6  # beyond any softmax's; its square is still a number
 ROUNDING = 1e-6  # relative: the run may have summed its statistics in float32
 
 
@@ -221,6 +222,8 @@ def _load(record: Record, name: str, report: GateReport) -> Slice:
     data = {key: to_f64(tensors[key]) for key in ("q", "k", "v", "all_exact", "sdpa", "real_tau")}
     if not all(np.isfinite(array).all() for array in data.values()):
         raise InvalidRecord(f"{name}: a stored value is not finite")
+    if not 0 < report.scale < MAX_SCALE:
+        raise InvalidRecord(f"{name}: a scale of {report.scale:g}; needed: one that a softmax can have")
     options = Options(report.scale, report.tau, report.thresh_type, report.sink, report.dense_rows)
     head = Head(data.pop("k"), data.pop("v"), options)
     return Slice(report, name, head, route_counts=tensors["route_counts"], **data)
