@@ -206,7 +206,7 @@ def _validated(name: str, raw: Mapping[str, Any]) -> Target:
         target = Target.model_validate(raw)
     except ValidationError as error:
         raise UsageError(
-            f"target {name!r}: {describe(error)}", remedy="`sol print` shows every key and value"
+            f"target {name!r}: {describe(error)}", remedy=f"`sol print {name}` shows every key and value"
         ) from None
     if target.name != name:
         raise UsageError(f"target file {name}.toml calls itself {target.name!r}", remedy="make the two names equal")
@@ -319,7 +319,7 @@ def _apply(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
             if not isinstance(child, dict):
                 raise UsageError(
                     f"override {assignment!r}: {section!r} is a value, not a section",
-                    remedy="`sol print` shows the keys",
+                    remedy="`sol print TARGET` shows the keys",
                 )
             node = child
         value = _parse(match["value"])

@@ -3,6 +3,9 @@ to get it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -263,17 +266,30 @@ class part:  # noqa: N801 - reads as a statement: `with part("engine"):`
 
 def main() -> None:
     """Entry point: a SolError becomes its message and its exit code, never a traceback."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, before a verb has handlers of its own
+        signal.signal(number, signal.default_int_handler)
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # here, where it can still be told that there is no space
     except SolError as error:
         fail(error)
     except typer.Abort:
         fail(Interrupted("interrupted"))
     except KeyboardInterrupt:
         fail(Interrupted("interrupted"))
-    except BrokenPipeError:  # the reader of a pipe went away
-        sys.stderr.close()
-        sys.exit(Exit.FAILED)
+    except BrokenPipeError:  # the reader of a pipe went away: as a shell tells it of any program
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer cannot be told
+        fail(
+            EnvironmentRefused(
+                f"{error.filename or 'the output'} could not be read or written: {error.strerror or error}",
+                needed="free space, and the right to read and write there",
+                remedy="mend that and repeat the command; what was finished stays",
+            )
+        )
     except Exception as error:
         show = getattr(error, "show", None)  # click's own usage errors know how to show themselves
         if show is None:

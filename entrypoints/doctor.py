@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from config.lock import load_target
+from config.env import refuse_influences
+from config.errors import UsageError
+from config.lock import Lock, load_target, resolve
 from engine.doctor import Check, Severity, examine, require_healthy
 from entrypoints.console import make_console, make_table
 
@@ -23,7 +26,7 @@ def report_health(target: str, overrides: list[str], out: Path, *, as_json: bool
     Raises:
         EnvironmentRefused: a check is an error.
     """
-    checks = examine(load_target(target, overrides), out)
+    checks = [*examine(load_target(target, overrides), out), variables(resolve(target, overrides))]
     console = make_console()
     if as_json:
         console.file.write(json.dumps([check.model_dump(mode="json") for check in checks], indent=1) + "\n")
@@ -31,6 +34,17 @@ def report_health(target: str, overrides: list[str], out: Path, *, as_json: bool
         console.print(table_of(checks))
         print_remedies(console, checks, commands=fix_hints)
     require_healthy(checks)
+
+
+def variables(lock: Lock) -> Check:
+    """Environment variables that a run would refuse."""
+    needed = "none that would change what the lock fixes"
+    try:
+        refuse_influences(os.environ, lock)
+    except UsageError as error:
+        found = "; ".join(line.strip() for line in error.found.splitlines()[1:])
+        return Check(name="variables", severity=Severity.ERROR, found=found, needed=needed, remedy=error.remedy)
+    return Check(name="variables", severity=Severity.OK, found="none", needed=needed)
 
 
 def table_of(checks: Sequence[Check]) -> Table:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from config.errors import InvalidRecord
+from config.errors import InvalidRecord, UsageError
 from config.record import BENCHMARK, ArmResult, Benchmark, TensorDistance
 from entrypoints.console import make_console, make_table
 from entrypoints.spread import print_spreads
 from verify.findings import plain
+from verify.strictjson import parse_model
 
+MAX_BYTES = 64 << 20
+REMEDY = "name a directory that `sol benchmark` made"
 HEADS = "arm", "outcome", "gate", "n", "seconds\n(median)", "denoise\ns", "computed", "density"
 PEAK = "peak MiB\n(allocator /\nNVML)"
 
@@ -23,18 +25,19 @@ def show_report(record: Path, *, as_json: bool) -> None:
     """Print benchmark.json.
 
     Raises:
-        InvalidRecord: there is none, or it is not of its model.
+        UsageError: not a directory.
+        InvalidRecord: there is no such file, or it is not of its model.
     """
+    if not record.is_dir():
+        raise UsageError(f"{record} is not a directory", remedy=REMEDY)
     path = record / BENCHMARK
     try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            raise InvalidRecord(f"{path} is no file of at most {MAX_BYTES >> 20} MiB", remedy=REMEDY)
         data = path.read_bytes()
-        benchmark = Benchmark.model_validate_json(data)
     except OSError as error:
-        raise InvalidRecord(f"{path}: {error.strerror}", remedy="name a directory that `sol benchmark` made") from error
-    except ValidationError as error:
-        raise InvalidRecord(
-            f"{path} is not a benchmark: {error.error_count()} faults", remedy="`sol verify`"
-        ) from error
+        raise InvalidRecord(f"{path}: {error.strerror}", remedy=REMEDY) from error
+    benchmark: Benchmark = parse_model(Benchmark, data, BENCHMARK)
     console = make_console()
     if as_json:
         console.file.write(data.decode())
@@ -67,7 +70,7 @@ def print_unmuxed(console: Console, benchmark: Benchmark) -> None:
             arms.setdefault(plain(reason), []).append(name)
     for reason, names in arms.items():
         text = f"not muxed ({reason}): no video, and no copy to the host and no encoding in the seconds"
-        console.print(f"{', '.join(names)}: {text}", markup=False)
+        console.print(f"{', '.join(names)}: {text}")
 
 
 def print_latents(console: Console, benchmark: Benchmark) -> None:
@@ -78,7 +81,7 @@ def print_latents(console: Console, benchmark: Benchmark) -> None:
     for (arm, baseline), distances in pairs.items():
         video, audio = (tensor_words(tensors) for tensors in zip(*distances, strict=True))
         worst = f" (the largest of {len(distances)} samples)" if len(distances) > 1 else ""
-        console.print(f"{arm} against {baseline}: latents {video} (video), {audio} (audio){worst}", markup=False)
+        console.print(f"{arm} against {baseline}: latents {video} (video), {audio} (audio){worst}")
 
 
 def tensor_words(distances: tuple[TensorDistance, ...]) -> str:

@@ -56,6 +56,10 @@ def show_roofline(
         console.file.write(json.dumps(as_data(plan, found, shares), indent=1) + "\n")
         return
     print_plan(console, plan)
+    if found is not None:
+        console.print(
+            f"\n{record}: as it stands; whether it is signed and sound is not judged here, but by `sol verify`"
+        )
     for arm in shares:
         print_arm(console, plan, arm)
 
@@ -64,7 +68,7 @@ def print_plan(console: Console, plan: Plan) -> None:
     """The request, the ceilings, every stage with its parts, and what each arm comes to."""
     document, request, gpus = plan.document, plan.target.request, plan.machine.gpus
     console.print(
-        f"[bold]{plan.target.name}[/bold]: {plan.architecture.name}; {document.live:,} tokens ({document.text} text, "
+        f"{plan.target.name}: {plan.architecture.name}; {document.live:,} tokens ({document.text} text, "
         f"{document.audio} audio, {document.video:,} video) in {document.total:,} rows; {request.forwards} forwards"
     )
     print_ceilings(console, plan)
@@ -91,10 +95,10 @@ def print_ceilings(console: Console, plan: Plan) -> None:
         if machine
         else ""
     )
-    console.print(f"ceilings of {plan.gpu}{where}:", markup=False)
+    console.print(f"ceilings of {plan.gpu}{where}:")
     for name, figure in plan.ceilings.all.items():
         unit = "TFLOP/s" if name.startswith("tflops") else "GB/s"
-        console.print(f"  {name} {figure.value:g} {unit} ({figure.origin}): {figure.source}", markup=False)
+        console.print(f"  {name} {figure.value:g} {unit} ({figure.origin}): {figure.source}")
 
 
 def describe_assumptions(plan: Plan) -> str:
@@ -177,7 +181,7 @@ def print_arm(console: Console, plan: Plan, arm: ArmReached) -> None:
         if entry.share is not None:
             cells += [duration(entry.floor_seconds), f"{entry.share:.1%}"]
         table.add_row(entry.kind, *cells, f"{entry.tflops:.4g}")
-    console.print(f"arm [bold]{arm.arm}[/bold], {arm.samples} measured sample(s):")
+    console.print(f"arm {arm.arm}, {arm.samples} measured sample(s):")
     console.print(table)
     for loads in arm.loads:
         console.print(

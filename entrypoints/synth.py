@@ -5,9 +5,14 @@ from __future__ import annotations
 import shutil
 
 from config.errors import UsageError
-from config.lock import load_target
+from config.lock import load_target, target_names
 from engine.checkpoint.store import checkpoint_folder, ensure, verify_synthetic
 from entrypoints.console import make_console
+
+
+def synthetic() -> list[str]:
+    """The targets whose checkpoint is made here."""
+    return [name for name in target_names() if load_target(name).checkpoint.kind == "synthetic"]
 
 
 def synthesise(target: str, overrides: list[str], *, force: bool) -> None:
@@ -20,7 +25,7 @@ def synthesise(target: str, overrides: list[str], *, force: bool) -> None:
     """
     checkpoint = load_target(target, overrides).checkpoint
     if checkpoint.kind != "synthetic":
-        raise UsageError(f"target {target!r} runs the published checkpoint", remedy="choose cpu, cpu-fbc or h200")
+        raise UsageError(f"target {target!r} runs the published checkpoint", remedy=f"choose {', '.join(synthetic())}")
     console = make_console()
     folder = checkpoint_folder(checkpoint)
     if force:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from config.errors import Exit
+from config.errors import Exit, UsageError
 from config.lock import load_target
 from entrypoints.console import make_console, make_table
 from entrypoints.report import print_benchmark
@@ -33,7 +35,11 @@ def verify_and_print(record: Path, trust: Path | None, *, as_json: bool) -> Exit
         UsageError: not a directory, or not a trust file.
     """
     report = verify_record(record, trust)
-    print_report(report, as_json=as_json)
+    try:
+        print_report(report, as_json=as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads had enough (`| head -1`); the verdict is what it is
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return report.exit_code
 
 
@@ -55,7 +61,8 @@ def print_report(report: Report, *, as_json: bool) -> None:
         print_benchmark(console, report.benchmark)
     print_claims(console, report)
     colour = "green" if report.result.startswith("PASSED") else "red"
-    console.print(f"\n[bold {colour}]{report.verdict}[/bold {colour}] (exit {int(report.exit_code)})", end="")
+    console.print(f"\n{report.verdict}", style=f"bold {colour}", end="")
+    console.print(f" (exit {int(report.exit_code)})", end="")
     if report.verdict in ("UNTRUSTED", "UNSIGNED"):
         console.print(f": the record itself {report.result}; {report.trust_reason}", end="")
     console.print()
@@ -75,7 +82,7 @@ def checks_table(report: Report) -> Table:
                 text += f" -> {finding.remedy}"
             status = worst(findings) if not loud else finding.status
             colour = COLOURS[status]
-            table.add_row(name, f"[{colour}]{status}[/{colour}]", escape(text))
+            table.add_row(name, Text(str(status), style=colour), text)
     return table
 
 
@@ -84,13 +91,20 @@ def print_claims(console: Console, report: Report) -> None:
     if report.record is None:
         return
     if not report.claims:
-        title = load_target(report.record.lock.target).title
-        console.print(f"\nNo published claim is about this target ({title}).", markup=False)
+        console.print(f"\nNo published claim is about this target ({title_of(report.record.lock.target)}).")
         return
     table = make_table(
         "claim", "published", "measured", "verdict", "why", title="published claims", title_justify="left"
     )
     for claim in report.claims:
         measured = "not measured" if claim.measured is None else f"{claim.measured:.6g} {claim.unit} (n = {claim.n})"
-        table.add_row(*(escape(text) for text in (claim.claim, claim.printed, measured, claim.text, claim.reason)))
+        table.add_row(claim.claim, claim.printed, measured, claim.text, claim.reason)
     console.print(table)
+
+
+def title_of(target: str) -> str:
+    """What a target is; of another release's target its name."""
+    try:
+        return load_target(target).title
+    except UsageError:
+        return f"{target}, which this release does not know"

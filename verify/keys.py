@@ -31,6 +31,8 @@ def keygen(private: Path) -> tuple[Path, Path, str]:
     Raises:
         UsageError: one of the files exists (a key is never overwritten), or cannot be written.
     """
+    if not private.name:
+        raise UsageError(f"{str(private)!r} is no file's name", remedy="name a new file")
     public = private.with_name(private.name + ".pub")
     signer = CryptoSigner.generate_ed25519()
     pem = Ed25519PublicKey.from_public_bytes(bytes.fromhex(_hex(signer.public_key))).public_bytes(
@@ -42,17 +44,25 @@ def keygen(private: Path) -> tuple[Path, Path, str]:
                 f"{path} exists", needed="a new file: keys are never overwritten", remedy="name another file"
             )
     _write_new(private, signer.private_bytes, 0o600)
-    _write_new(public, pem, 0o644)
+    try:
+        _write_new(public, pem, 0o644)
+    except UsageError:
+        private.unlink(missing_ok=True)  # half a pair would stand in the way of the next try
+        raise
     return private, public, signer.public_key.keyid
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:
+    made = False
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        made = True
         with os.fdopen(handle, "wb") as file:
             os.fchmod(file.fileno(), mode)
             file.write(data)
     except OSError as error:
+        if made:
+            path.unlink(missing_ok=True)
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", remedy="name a file in a writable folder"
         ) from None
