@@ -131,7 +131,7 @@ def figures() -> dict[str, float]:
         "latents, audio, relative L2 of a sample": latents_distance(stock, compiled, "audio"),
         "dense forward, four blocks, compiled, median of 13": median(compiled.forwards("dense")),
         "dense forward, four blocks, not compiled, median of 13": median(stock.forwards("dense")),
-        "first two forwards of the process, compiled: beyond a later one each": sum(first[:2]) - 2 * median(first[2:]),
+        "first two forwards of the process, compiled: beyond two later ones": sum(first[:2]) - 2 * median(first[2:]),
         "density at tau 1, mean": 100 * Arm(TAU_ONE, "fullopt").density(),
     }
 
