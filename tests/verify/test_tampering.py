@@ -117,17 +117,17 @@ def test_without_both_signature_files_it_is_unsigned(signed: Signed) -> None:
 
 
 def faster(record: Path) -> None:
-    """Halve the measured time of `fullopt` wherever it is written, and derive benchmark.json again."""
+    """Take a second from the measured time of `fullopt` wherever it is written, and derive benchmark.json again."""
     import json
 
     timing = record / "arms/fullopt/sample-1/timing.json"
     seconds = json.loads(timing.read_bytes())["seconds"] - 1.0
-    edit(timing, lambda value: value.update(seconds=seconds))
+    edit(timing, lambda value: value.update(seconds=seconds, sglang_total_ms=1000 * seconds))
     events = record / "arms/fullopt/events-rank0.jsonl"
     lines = [json.loads(line) for line in events.read_bytes().splitlines()]
     for line in lines:
         if (line["event"], line["source"], line.get("sample")) == ("request_end", "driver", 1):
-            line["seconds"] = seconds
+            line.update(seconds=seconds, t=line["t"] - 1.0)
     events.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
     summarise(record)
 
