@@ -14,6 +14,7 @@ from rich.console import Console
 
 from config.env import refuse_influences
 from config.errors import EnvironmentRefused, Exit, Interrupted, SolError, UsageError
+from config.hold import hold
 from config.lock import Lock, load_target, nearest, resolve
 from config.record import ATTESTATION, BENCHMARK, ENVIRONMENT, LOCK, CheckpointFound, Environment
 from config.schema import ARMS, ArmName, Checkpoint, Target
@@ -27,7 +28,9 @@ from entrypoints.console import make_console
 from entrypoints.progress import Progress
 from entrypoints.signing import close_and_sign
 from entrypoints.verify import print_verification
+from verify.files import Files
 from verify.keys import load_signer
+from verify.reader import read_status
 
 COMPARABLE = (
     "recipe_sha256",
@@ -43,6 +46,9 @@ COMPARABLE = (
     "ffmpeg",
 )
 """Fields of environment.json that must be the same before samples are added to a record."""
+
+WRITTEN = "is still being written, or signed, by another process"
+WAIT = "wait for its end"
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,16 @@ def run_benchmark(options: BenchmarkOptions) -> Exit:
     Raises:
         SolError: whatever stopped it; the record, where there is one already, says aborted and keeps what it has.
     """
+    with contextlib.ExitStack() as locks:  # of the record, until it is signed
+        return run_locked(options, locks)
+
+
+def run_locked(options: BenchmarkOptions, locks: contextlib.ExitStack) -> Exit:
+    """`run_benchmark`, with a place for the lock of the record that it makes or adds to.
+
+    Raises:
+        SolError: as `run_benchmark`.
+    """
     console = make_console(stderr=options.as_json)
     lock = resolve(options.target, options.overrides)
     refuse_influences(os.environ, lock)
@@ -76,6 +92,8 @@ def run_benchmark(options: BenchmarkOptions) -> Exit:
     out = options.resume.parent if options.resume else options.out
     if options.sign and options.key:
         load_signer(options.key)  # refused now, and not after hours
+    if options.resume:
+        require_open(options.resume)
     announce(console, lock, arms, samples)
 
     checks = examine(target, out)
@@ -93,7 +111,7 @@ def run_benchmark(options: BenchmarkOptions) -> Exit:
         folder, weights, notes = provide_checkpoint(target.checkpoint, options.checkpoint, progress)
         warned = [f"{check.name}: {check.found}" for check in checks if check.severity is Severity.WARNING]
         environment = capture(lock, weights, notes, warned)
-        record = open_record(options.resume, out, lock, environment)
+        record = open_record(options.resume, out, lock, environment, locks)
         console.print(f"record {record.path}", markup=False, soft_wrap=True)
         try:
             outcomes = run_arms(record, lock, folder, arms, samples, logs=out / "logs", observer=progress)
@@ -189,22 +207,48 @@ def provide_published(
     return weights.folder, weights.found, list(weights.notes)
 
 
-def open_record(resume: Path | None, out: Path, lock: Lock, environment: Environment) -> RunRecord:
-    """A new record, or an unsigned one of the same lock and machine to add to.
+def require_open(resume: Path) -> None:
+    """Refuse to add to what is no record, to one that is signed and to one that is being written.
 
     Raises:
-        UsageError: the record to add to is signed, or of another lock.
+        UsageError: it is one of these.
+    """
+    if not (resume / LOCK).is_file():
+        raise UsageError(f"{resume} is not a run record", remedy="name a directory that `sol benchmark` made")
+    require_unsigned(resume)
+    if read_status(Files(resume)).state == "running":
+        raise UsageError(f"{resume} {WRITTEN}", remedy=WAIT)
+
+
+def require_unsigned(resume: Path) -> None:
+    """Refuse to add to a signed record.
+
+    Raises:
+        UsageError: it is signed.
+    """
+    if (resume / ATTESTATION).exists():
+        raise UsageError(f"{resume} is signed, and a signed record is closed", remedy="start a new run")
+
+
+def open_record(
+    resume: Path | None, out: Path, lock: Lock, environment: Environment, locks: contextlib.ExitStack
+) -> RunRecord:
+    """A new record, or an unsigned one of the same lock and machine to add to. Its directory is locked from here on.
+
+    Raises:
+        UsageError: the record to add to is signed, still being written, or of another lock.
         EnvironmentRefused: it cannot be written, or this machine is not the one that began it.
     """
     if resume is None:
         record = RunRecord.create(out.absolute(), lock)
+        locks.enter_context(hold(record.path))
         record.write_environment(environment)
         return record
+    require_open(resume)
+    if not locks.enter_context(hold(resume)):
+        raise UsageError(f"{resume} {WRITTEN}", remedy=WAIT)
+    require_unsigned(resume)  # who held it until now may have signed it
     record = RunRecord(resume.absolute())
-    if not (record.path / LOCK).is_file():
-        raise UsageError(f"{resume} is not a run record", remedy="name a directory that `sol benchmark` made")
-    if (record.path / ATTESTATION).exists():
-        raise UsageError(f"{resume} is signed, and a signed record is closed", remedy="start a new run")
     before = Lock.model_validate_json((record.path / LOCK).read_bytes())
     if before.digest != lock.digest:
         raise UsageError(

@@ -1,0 +1,108 @@
+"""What may be added to, and what an interrupted run leaves to be added to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from config.errors import UsageError
+from config.lock import Lock, resolve
+from config.record import ArmStart, Environment, RequestStart
+from engine.evidence import EventLog, RunRecord
+from entrypoints.benchmark import open_record, require_open
+from entrypoints.signing import sign_record
+from tests.verify.builder import Builder
+from verify.files import Files
+from verify.reader import read_status
+
+HOLDER = textwrap.dedent(
+    """
+    import contextlib, sys, time
+    from pathlib import Path
+    from config.lock import Lock
+    from config.record import Environment
+    from entrypoints.benchmark import open_record
+    record = Path(sys.argv[1])
+    lock = Lock.model_validate_json((record / "lock.json").read_bytes())
+    environment = Environment.model_validate_json((record / "environment.json").read_bytes())
+    with contextlib.ExitStack() as locks:
+        open_record(record, record.parent, lock, environment, locks)
+        print("up", flush=True)
+        time.sleep(600)
+    """
+)
+
+
+@pytest.fixture
+def lock() -> Lock:
+    return resolve("cpu")
+
+
+@pytest.fixture
+def environment() -> Environment:
+    builder = Builder()
+    builder.lock = resolve("cpu")
+    builder.t = builder.lock.resolved
+    fields = builder.environment()
+    return Environment.model_validate({**fields, "image_digest": "sha256:" + "1" * 64, "source_revision": "a" * 40})
+
+
+@pytest.fixture
+def record(tmp_path: Path, lock: Lock, environment: Environment) -> Path:
+    """A record of a run that was aborted."""
+    with contextlib.ExitStack() as locks:
+        made = open_record(None, tmp_path, lock, environment, locks)
+        assert read_status(Files(made.path)).state == "running"
+        made.set_status("aborted", "killed")
+    return made.path
+
+
+def reopen(record: Path, lock: Lock, environment: Environment) -> None:
+    with contextlib.ExitStack() as locks:
+        open_record(record, record.parent, lock, environment, locks)
+
+
+def test_resume_of_a_record_that_is_being_written_is_refused(
+    record: Path, lock: Lock, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("config.hold.PATIENCE_SECONDS", 0.2)
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(record)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        log = EventLog(record / "arms/fullopt/events-rank0.jsonl", "driver", time.monotonic())
+        log.write(ArmStart, arm="fullopt", rank=0, seams=())
+        log.write(RequestStart, sample=1, phase="measured", seed=0, num_inference_steps=5)
+        half = record / "arms/fullopt/sample-1/out.mp4"
+        half.parent.mkdir()
+        half.write_bytes(b"half")
+        with pytest.raises(UsageError, match="still being written"):
+            require_open(record)
+        with pytest.raises(UsageError, match="still being written"):
+            reopen(record, lock, environment)
+        running = (record / "status").read_bytes()
+        RunRecord(record).set_status("complete")  # it is about to sign, and holds the record until it has
+        with pytest.raises(UsageError, match="still being written"):
+            reopen(record, lock, environment)
+        with pytest.raises(UsageError, match="still being written"):
+            sign_record(record, None)
+        (record / "status").write_bytes(running)
+        assert half.read_bytes() == b"half" and len(list(RunRecord(record).events("fullopt"))) == 2
+    finally:
+        process.kill()
+        process.wait()
+    reopen(record, lock, environment)  # its process is gone
+    assert not half.exists()
+    assert json.loads((record / "status").read_text())["pid"] == os.getpid()
+
+
+def test_what_is_no_record_is_not_added_to(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a run record"):
+        require_open(tmp_path)
