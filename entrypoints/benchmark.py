@@ -33,6 +33,10 @@ from verify.keys import load_signer
 from verify.reader import read_status
 
 COMPARABLE = (
+    "image_digest",
+    "differences",
+    "source_revision",
+    "python",
     "recipe_sha256",
     "packages",
     "sglang_sources",
@@ -45,7 +49,8 @@ COMPARABLE = (
     "env",
     "ffmpeg",
 )
-"""Fields of environment.json that must be the same before samples are added to a record."""
+"""Fields of environment.json that must be the same before samples are added to a record. The record keeps the one that
+it was begun with, `differences` with it: what is added must not be more open than that says."""
 
 WRITTEN = "is still being written, or signed, by another process"
 WAIT = "wait for its end"
@@ -259,14 +264,24 @@ def open_record(
     old = Environment.model_validate_json((record.path / ENVIRONMENT).read_bytes())
     changed = [name for name in COMPARABLE if getattr(old, name) != getattr(environment, name)]
     if changed:
+        shown = [compared(name, getattr(old, name), getattr(environment, name)) for name in changed]
         raise EnvironmentRefused(
-            f"the machine or the software differs from the record's in {', '.join(changed)}",
+            f"the machine or the software differs from the record's in {', '.join(shown)}",
             needed="the same, so that samples may stand beside each other",
             remedy="start a new run",
         )
     record.discard_unfinished()
     record.set_status("running")
     return record
+
+
+def compared(name: str, old: object, new: object) -> str:
+    """A field that differs, with both values where they are texts."""
+    if name == "differences":
+        old, new = ("; ".join(map(str, value)) if isinstance(value, tuple) else value for value in (old, new))
+    if isinstance(old, str) and isinstance(new, str):
+        return f"{name} (the record's: {old or 'none'}; now: {new or 'none'})"
+    return name
 
 
 def abort(console: Console, record: RunRecord, error: BaseException, options: BenchmarkOptions) -> None:

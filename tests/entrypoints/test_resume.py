@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from config.errors import UsageError
+from config.errors import EnvironmentRefused, UsageError
 from config.lock import Lock, resolve
 from config.record import ArmStart, Environment, RequestStart
 from engine.evidence import EventLog, RunRecord
@@ -68,6 +68,33 @@ def record(tmp_path: Path, lock: Lock, environment: Environment) -> Path:
 def reopen(record: Path, lock: Lock, environment: Environment) -> None:
     with contextlib.ExitStack() as locks:
         open_record(record, record.parent, lock, environment, locks)
+
+
+def test_a_record_of_the_same_machine_and_software_is_added_to(
+    record: Path, lock: Lock, environment: Environment
+) -> None:
+    later = environment.model_copy(update={"captured_at": "2031-01-01T00:00:00Z", "memory_available_mib": 1})
+    reopen(record, lock, later)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("image_digest", "", "now: none"),
+        ("differences", ("the run is outside the target's image", "3 files changed"), "now: the run is outside"),
+        ("source_revision", "b" * 40, "now: bbbb"),
+        ("python", "3.99.0", "now: 3.99.0"),
+    ],
+)
+def test_resume_in_another_image_or_code_is_refused_by_name(
+    record: Path, lock: Lock, environment: Environment, field: str, value: object, said: str
+) -> None:
+    before = (record / "environment.json").read_bytes()
+    with pytest.raises(EnvironmentRefused, match=field) as caught:
+        reopen(record, lock, environment.model_copy(update={field: value}))
+    assert said in caught.value.found
+    assert RunRecord(record).status().state == "aborted"
+    assert (record / "environment.json").read_bytes() == before
 
 
 def test_resume_of_a_record_that_is_being_written_is_refused(
