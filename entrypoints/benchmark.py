@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -285,23 +286,41 @@ def compared(name: str, old: object, new: object) -> str:
 
 
 def abort(console: Console, record: RunRecord, error: BaseException, options: BenchmarkOptions) -> None:
-    """Close a record whose run ended early, with what it has. Each step may fail on a full disk; none hides the
-    error."""
+    """Close a record whose run ended early, with what it has: status and summary. It is not signed, since a signed
+    record is closed and a run that was stopped after hours could not go on. Each step may fail on a full disk; none
+    hides the error.
+
+    Raises:
+        Interrupted: the same, with the commands that go on.
+        EnvironmentRefused: the record could not be written.
+    """
     reason = error.found if isinstance(error, SolError) else (str(error) or type(error).__name__)
     with contextlib.suppress(OSError):
         record.set_status("aborted", reason)
     with contextlib.suppress(OSError, ValueError):
         write_model(record.path / BENCHMARK, summarise(record.path))
-    if options.sign and isinstance(error, Interrupted):
-        with contextlib.suppress(OSError, SolError):
-            close_and_sign(record.path, options.key)
     if isinstance(error, OSError):
         raise EnvironmentRefused(
             f"the record {record.path} could not be written: {error.strerror or error}",
             needed="free space and write access until the end of the run",
             remedy="free some space; what was finished is in the record, and --resume adds to it",
         ) from error
-    console.print(f"aborted; what was finished is in {record.path}", markup=False, soft_wrap=True)
+    console.print(f"aborted, not signed; what was finished is in {record.path}", markup=False, soft_wrap=True)
+    if isinstance(error, Interrupted):
+        sign = shlex.join(["sol", "sign", str(record.path)])
+        raise Interrupted(
+            error.found,
+            remedy=f"`{resume_command(record, options)}` adds to the record; `{sign}` closes and signs it as it is",
+        ) from None
+
+
+def resume_command(record: RunRecord, options: BenchmarkOptions) -> str:
+    """What to type to add to a record."""
+    words = ["sol", "benchmark", options.target, "--resume", str(record.path)]
+    words += [word for arm in options.arms for word in ("--arm", arm)]
+    words += [word for override in options.overrides for word in ("--set", override)]
+    words += ["--checkpoint", str(options.checkpoint)] if options.checkpoint else []
+    return shlex.join(words)
 
 
 @contextlib.contextmanager
@@ -309,7 +328,7 @@ def interrupts_raise() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise Interrupted, so that every `finally` runs: workers end, the record is closed."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(f"interrupted by {signal.Signals(number).name}", remedy="--resume adds to the record")
+        raise Interrupted(f"interrupted by {signal.Signals(number).name}", remedy="type the command again")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, interrupt) for number in numbers]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from config.errors import EnvironmentRefused, UsageError
+from config.errors import EnvironmentRefused, Interrupted, UsageError
 from config.lock import Lock, resolve
 from config.record import ArmStart, Environment, RequestStart
 from engine.evidence import EventLog, RunRecord
-from entrypoints.benchmark import open_record, require_open
+from entrypoints.benchmark import BenchmarkOptions, abort, interrupts_raise, open_record, require_open
+from entrypoints.console import make_console
 from entrypoints.signing import sign_record
 from tests.verify.builder import Builder
 from verify.files import Files
@@ -68,6 +70,53 @@ def record(tmp_path: Path, lock: Lock, environment: Environment) -> Path:
 def reopen(record: Path, lock: Lock, environment: Environment) -> None:
     with contextlib.ExitStack() as locks:
         open_record(record, record.parent, lock, environment, locks)
+
+
+def options(record: Path, *, sign: bool = True) -> BenchmarkOptions:
+    return BenchmarkOptions(
+        target="cpu",
+        arms=["fullopt"],
+        samples=None,
+        overrides=["request.prompt=a b"],
+        out=record.parent,
+        resume=None,
+        key=None,
+        sign=sign,
+        checkpoint=None,
+        as_json=False,
+    )
+
+
+def test_an_interrupted_run_is_closed_but_not_signed_so_that_it_can_be_added_to(
+    record: Path, lock: Lock, environment: Environment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = RunRecord(record)
+    writer.set_status("running")
+    with pytest.raises(Interrupted) as caught, interrupts_raise():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except BaseException as error:
+            abort(make_console(), writer, error, options(record))
+            raise
+    assert "aborted, not signed" in capsys.readouterr().out
+    assert caught.value.found == "interrupted by SIGINT"
+    command = f"sol benchmark cpu --resume {record} --arm fullopt --set 'request.prompt=a b'"
+    assert f"`{command}` adds to the record" in caught.value.remedy
+    assert f"`sol sign {record}` closes and signs it as it is" in caught.value.remedy
+    assert {path.name for path in record.iterdir()} == {"status", "lock.json", "environment.json", "benchmark.json"}
+    assert writer.status().state == "aborted"
+    reopen(record, lock, environment)
+    assert writer.status().state == "running"
+
+
+def test_whoever_wants_it_signs_an_interrupted_record_which_closes_it(
+    record: Path, lock: Lock, environment: Environment
+) -> None:
+    sign_record(record, None)
+    assert (record / "attestation.json").is_file()
+    with pytest.raises(UsageError, match="a signed record is closed"):
+        reopen(record, lock, environment)
 
 
 def test_a_record_of_the_same_machine_and_software_is_added_to(
