@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from config.lock import Lock
 from config.record import BENCHMARK, Outcome
 from config.schema import ArmName, Target
 from engine.cgroup import oom_kills
-from engine.evidence import RunRecord, write_model
+from engine.evidence import RunRecord, mend_torn_line, write_model
 from engine.h3.spec import SPEC_VARIABLE, ArmSpec, RequestSpec
 from engine.summary import summarise
 from engine.telemetry import Sampler
@@ -118,7 +119,8 @@ def run_arms(
                     f"arm {arm} ended early {during(record, arm)}: {outcome.reason}",
                     needed="all requests done",
                     remedy=f"its output is in {logs / f'{record.path.name}-{arm}.log'}; what was finished is in the "
-                    f"record, and `sol benchmark {lock.target} --resume {record.path} --arm {arm}` adds to it",
+                    f"record, and `sol benchmark {lock.target} --resume {record.path} --arm {arm}` adds to it with the "
+                    "same --set values",
                 )
     return outcomes
 
@@ -126,7 +128,7 @@ def run_arms(
 def run_arm(record: RunRecord, spec: ArmSpec, log: Path, warden: Warden, observer: Observer) -> ArmOutcome:
     """Run one arm's process to its end and say how it ended; the whole process group is gone afterwards."""
     record.arm_folder(spec.arm)
-    seen = sum(1 for _ in record.events(spec.arm))
+    before = seen = sum(1 for _ in record.events(spec.arm))
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", prefix="sol-arm-", suffix=".json") as handle, log.open("wb") as output:
         handle.write(spec.model_dump_json())
@@ -159,9 +161,10 @@ def run_arm(record: RunRecord, spec: ArmSpec, log: Path, warden: Warden, observe
             warden.watch(0)
             out_of_memory = oom_kills() > killed_before
             with contextlib.suppress(OSError):
-                close_arm(record, spec.arm, code, OUT_OF_MEMORY if out_of_memory else reason)
+                close_arm(record, spec.arm, code, OUT_OF_MEMORY if out_of_memory else reason, before)
     follow(record, spec.arm, seen, observer)
-    bounds = [event for event in record.events(spec.arm) if event["event"] in ("arm_start", "arm_end")]
+    own = list(record.events(spec.arm))[before:]
+    bounds = [event for event in own if event["event"] in ("arm_start", "arm_end")]
     if not bounds or bounds[-1]["event"] != "arm_end":  # not even close_arm could write one
         return ArmOutcome(arm=spec.arm, outcome="aborted", reason="its last event could not be written: disk full")
     last = bounds[-1]
@@ -202,16 +205,29 @@ def end_group(process: subprocess.Popen[bytes], grace: float) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def close_arm(record: RunRecord, arm: str, code: int, reason: str) -> None:
-    """Give an arm's events an end where its process could not write one."""
+def close_arm(record: RunRecord, arm: str, code: int, reason: str, before: int = 0) -> None:
+    """Give an arm's events an end where its process could not write one; `before` events are of earlier processes."""
     last: dict[str, Any] = {}
-    for event in record.events(arm):
+    for event in list(record.events(arm))[before:]:
         if event["event"] in ("arm_start", "arm_end"):
             last = event
     if last.get("event") == "arm_end":
         return
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     record.end_arm(arm, "aborted", reason or f"the arm's process {how}")
+
+
+def mend(record: RunRecord) -> None:
+    """Put right what a kill left, before anything is added: half samples and half lines go, an arm that was cut gets
+    its end, and one whose only process ended before its first event was never begun."""
+    record.discard_unfinished()
+    for folder in (record.path / "arms").glob("*/"):
+        for path in folder.glob("*.jsonl"):
+            mend_torn_line(path)
+        if any(event["event"] == "arm_start" for event in record.events(folder.name)):
+            close_arm(record, folder.name, 0, "the process that ran the benchmark was killed")
+        else:
+            shutil.rmtree(folder)
 
 
 def during(record: RunRecord, arm: str) -> str:

@@ -23,7 +23,7 @@ from engine.checkpoint.store import checkpoint_folder, ensure, found, list_files
 from engine.doctor import Severity, examine, require_healthy
 from engine.environment import capture
 from engine.evidence import RunRecord, write_model
-from engine.run import require_green, run_arms
+from engine.run import mend, require_green, run_arms
 from engine.summary import summarise
 from entrypoints.console import make_console
 from entrypoints.progress import Progress
@@ -271,7 +271,7 @@ def open_record(
             needed="the same, so that samples may stand beside each other",
             remedy="start a new run",
         )
-    record.discard_unfinished()
+    mend(record)
     record.set_status("running")
     return record
 

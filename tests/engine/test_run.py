@@ -15,15 +15,26 @@ import pytest
 
 from config.errors import Exit, GateFailed, InvalidRecord
 from config.lock import load_target, resolve
-from config.record import ArmStart, LoadEnd, RequestEnd, RequestStart
+from config.record import ArmEnd, ArmStart, LoadEnd, RequestEnd, RequestStart
 from engine.evidence import EventLog, RunRecord
-from engine.run import ArmOutcome, close_arm, during, end_group, requests_of, require_green
+from engine.h3.spec import ArmSpec
+from engine.run import ArmOutcome, close_arm, during, end_group, mend, requests_of, require_green, run_arm
 from engine.warden import Warden
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 )
 FAMILY = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]); time.sleep(600)"
+
+
+class Quiet:
+    """Sees nothing."""
+
+    def on_arm(self, arm: str) -> None: ...
+
+    def on_event(self, arm: str, event: dict[str, object]) -> None: ...
+
+    def tick(self) -> None: ...
 
 
 def alive(group: int) -> list[int]:
@@ -115,6 +126,57 @@ def test_an_arm_killed_before_its_last_event_is_closed_with_the_signal(tmp_path:
     assert [(end["outcome"], end["reason"]) for end in ends] == [
         ("aborted", "the arm's process was killed by signal 9")
     ]
+
+
+def test_an_arm_that_dies_at_once_has_not_the_outcome_of_the_process_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Added samples: the first process ended as complete, the second one before its first event."""
+    lock = resolve("cpu")
+    record = RunRecord.create(tmp_path / "runs", lock)
+    log = EventLog(record.arm_folder("dense") / "events-rank0.jsonl", "driver", time.monotonic())
+    log.write(ArmStart, arm="dense", rank=0, seams=())
+    log.write(ArmEnd, outcome="complete")
+    log.close()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *engine.h3.arm*) exit 7;; esac\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    spec = ArmSpec(
+        record=str(record.path),
+        arm="dense",
+        lock=lock,
+        checkpoint=str(tmp_path),
+        requests=requests_of(lock.resolved, 1, 2),
+    )
+    with Warden(record.path) as warden:
+        outcome = run_arm(record, spec, tmp_path / "log", warden, Quiet())
+    assert outcome == ArmOutcome(arm="dense", outcome="aborted", reason="the arm's process ended with code 7")
+    assert list(record.events("dense"))[-1]["outcome"] == "aborted"
+
+
+def test_what_a_killed_run_left_is_mended_before_a_record_is_added_to(tmp_path: Path) -> None:
+    """The run and all its processes were killed: no arm_end, lines cut in the middle, an arm that had not begun."""
+    record = RunRecord.create(tmp_path, resolve("cpu"))
+    log = EventLog(record.arm_folder("dense") / "events-rank0.jsonl", "driver", time.monotonic())
+    log.write(ArmStart, arm="dense", rank=0, seams=())
+    log.close()
+    whole = {}
+    for name in ("events-rank0.jsonl", "telemetry-host.jsonl"):
+        path = record.arm_folder("dense") / name
+        whole[name] = path.read_bytes() if path.exists() else b""
+        path.write_bytes(whole[name] + b'{"event":')
+    record.end_arm("fullopt", "aborted", "interrupted by SIGINT")  # while it imported its packages
+    mend(record)
+    mend(record)
+    dense = list(record.events("dense"))
+    assert [(event["event"], event["seq"]) for event in dense] == [("arm_start", 0), ("arm_end", 1)]
+    assert (dense[-1]["outcome"], dense[-1]["reason"]) == (
+        "aborted",
+        "the process that ran the benchmark was killed",
+    )
+    assert (record.arm_folder("dense") / "telemetry-host.jsonl").read_bytes() == b""
+    assert not (record.path / "arms/fullopt").exists()
 
 
 def test_field_report_17_the_error_says_in_which_request_it_happened(tmp_path: Path) -> None:
