@@ -34,6 +34,13 @@ def manifest() -> tuple[ManifestEntry, ...]:
     return parse(FILE.read_text("utf-8"))
 
 
+def of_partition(partition: str, entries: Sequence[ManifestEntry] | None = None) -> list[ManifestEntry]:
+    """The entries of the folder that is fetched. The published list has two files beside it, the repository's licence
+    and an index of all partitions, which no run reads."""
+    listed = manifest() if entries is None else entries
+    return [entry for entry in listed if PurePosixPath(entry.path).is_relative_to(partition)]
+
+
 def entry_for(path: str, entries: Sequence[ManifestEntry] | None = None) -> ManifestEntry | None:
     """The entry of one file, or None where the list does not name it.
 

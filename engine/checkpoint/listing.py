@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from config.checkpoint import ManifestEntry, entry_for
+from config.checkpoint import ManifestEntry, entry_for, of_partition
 from config.errors import CheckpointError
 from config.schema import Checkpoint, Model, Sha256
 from engine.checkpoint.hashing import Digest
@@ -79,6 +79,7 @@ def reconcile(checkpoint: Checkpoint, found: Sequence[Any], entries: Sequence[Ma
         CheckpointError: the hub lacks a listed file, or says that it has another size or content.
     """
     where = f"{checkpoint.repo} at revision {checkpoint.revision[:12]}"
+    entries = of_partition(checkpoint.partition, entries)
     try:
         files = [RemoteFile.model_validate(entry) for entry in found]
     except ValidationError as error:
@@ -133,6 +134,7 @@ def shipped(checkpoint: Checkpoint, root: Path, entries: Sequence[ManifestEntry]
 
     Files that are not in the shipped list are left out: nothing here says what they should be.
     """
+    entries = of_partition(checkpoint.partition, entries)
     folder = root / checkpoint.partition
     present = sorted(path.relative_to(root).as_posix() for path in folder.rglob("*") if path.is_file())
     files, missing = [], []

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from config.checkpoint import manifest
+from config.checkpoint import of_partition
 from config.schema import Target
 from engine.checkpoint.marker import STATE
 from engine.checkpoint.store import cache_root, checkpoint_folder, user_cache
@@ -87,7 +87,7 @@ def missing_gib(target: Target) -> float:
         return COMPLETE_GIB if folder.is_dir() else target.hardware.disk_gib
     parts = [folder / target.checkpoint.partition, folder / STATE / "parts"]
     there = sum(path.stat().st_size for part in parts for path in part.rglob("*") if path.is_file())
-    if there >= sum(entry.bytes for entry in manifest()):
+    if there >= sum(entry.bytes for entry in of_partition(target.checkpoint.partition)):
         return COMPLETE_GIB
     return max(target.hardware.disk_gib - there / 2**30, RECORD_GIB)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.checkpoint import COLUMNS, ManifestEntry, entry_for, manifest, parse
+from config.checkpoint import COLUMNS, ManifestEntry, entry_for, manifest, of_partition, parse
 
 HEADER = "\t".join(COLUMNS)
 
@@ -14,6 +14,8 @@ HEADER = "\t".join(COLUMNS)
 def test_sizes_add_up_to_what_a_public_catalogue_states() -> None:
     assert len(manifest()) == 59
     assert sum(entry.bytes for entry in manifest()) == 144_051_030_183
+    beside = {entry.path for entry in manifest()} - {entry.path for entry in of_partition("FL2VA")}
+    assert beside == {"LICENSE", "modular_model_index.json"}, "of the repository, not of the folder that is fetched"
 
 
 def test_one_file_has_no_hash() -> None:

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from config.canonical import sha256_json
-from config.checkpoint import manifest
+from config.checkpoint import of_partition
 from config.errors import UsageError
 from config.lock import read_recipe, recipes_root
 from config.record import ENVIRONMENT
@@ -105,9 +105,8 @@ def _published_files(record: Record, say: Scribe) -> None:
     ]
     other = [
         entry.path
-        for entry in manifest()
-        if entry.path.startswith(partition)
-        and not any(
+        for entry in of_partition(record.target.checkpoint.partition)
+        if not any(
             entry.matches(path) and size == entry.bytes and entry.sha256 in (None, digest)
             for path, size, digest in found
         )

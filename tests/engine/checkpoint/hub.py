@@ -105,7 +105,7 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         try:
             if path.startswith("/api/") and "/tree/" in path:
-                self.listing()
+                self.listing(path.rpartition("/tree/")[2].partition("/")[2])
             elif "xet-read-token" in path:
                 self.xet_token()
             elif path.startswith("/v1/reconstructions/"):
@@ -156,10 +156,12 @@ class Handler(BaseHTTPRequestHandler):
             return True
         return False
 
-    def listing(self) -> None:
+    def listing(self, folder: str) -> None:
+        """Of the folder that is asked for alone, as the hub does."""
         self.note("listing")
         if not self.broken(self.hub.fault("listing")):
-            self.plain(200, {"Content-Type": "application/json"}, json.dumps(self.hub.tree()).encode())
+            found = [entry for entry in self.hub.tree() if entry["path"].startswith(f"{folder}/" if folder else "")]
+            self.plain(200, {"Content-Type": "application/json"}, json.dumps(found).encode())
 
     def xet_token(self) -> None:
         self.note("xet")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from config.checkpoint import of_partition
 from config.errors import EnvironmentRefused, Exit
 from config.lock import load_target
 from engine import environment
@@ -50,6 +51,23 @@ def test_field_report_11_too_little_disk_refuses(tmp_path: Path, monkeypatch: py
     huge = CPU.model_copy(update={"hardware": CPU.hardware.model_copy(update={"disk_gib": 1e9})})
     assert by_name(host.disk(huge, tmp_path))["disk (cache)"].severity is Severity.ERROR
     assert by_name(host.disk(CPU, tmp_path))["disk (runs)"].severity is Severity.OK
+
+
+def test_published_weights_that_are_all_there_need_no_more_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list's sum held the repository's licence too, which no fetch brings: 150 GiB were asked for a second time."""
+    monkeypatch.setenv("SOL_CACHE", str(tmp_path))
+    target = load_target("rtx4090")
+    folder = host.checkpoint_folder(target.checkpoint)
+    for entry in of_partition(target.checkpoint.partition):
+        path = folder / entry.path.replace("*", "model")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            file.truncate(entry.bytes)  # sparse: it takes no disk
+    assert host.missing_gib(target) == host.COMPLETE_GIB
+    path.unlink()
+    assert host.missing_gib(target) > host.COMPLETE_GIB
 
 
 def test_field_report_18_an_unwritable_directory_is_named(tmp_path: Path) -> None:
