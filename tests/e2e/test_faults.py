@@ -34,7 +34,12 @@ def seen(out: Path, kind: str, source: str, number: int = 1) -> bool:
     return sum(event["source"] == source for event in events(record, "fullopt", kind)) >= number
 
 
+NO_REVISION = {"GIT_DIR": os.devnull}
+"""Resume asks for the same code: without this a commit made while the test runs would be refused."""
+
 STAGES: dict[str, Callable[[Path], bool]] = {
+    "imports": lambda out: any(out.glob("*/arms/fullopt")),
+    "gated": lambda out: seen(out, "gate", "worker"),
     "load": lambda out: seen(out, "arm_start", "worker"),
     "text encoding": lambda out: seen(out, "request_start", "driver"),
     "denoising": lambda out: seen(out, "step", "worker"),
@@ -111,6 +116,41 @@ def test_a_killed_run_is_closed_as_aborted_and_leaves_no_process(
         assert benchmark(record)["arms"]["fullopt"]["warmup"]["sample"] == 0
 
 
+@pytest.mark.parametrize(
+    ("stage", "victim", "number"),
+    [
+        ("imports", "parent", signal.SIGINT),
+        ("denoising", "parent", signal.SIGINT),
+        ("gated", "parent", signal.SIGKILL),
+        ("denoising", "driver", signal.SIGKILL),
+    ],
+)
+def test_a_stopped_run_is_resumed_signed_and_sound(
+    sol: Sol, tmp_path: Path, family: list[psutil.Process], stage: str, victim: str, number: signal.Signals
+) -> None:
+    """Whatever stopped a sparse arm in its warm-up: --resume completes the record that it left."""
+    process = sol.start("benchmark", "cpu", "--arm", "fullopt", *SHORT, "--out", tmp_path, **NO_REVISION)
+    deadline = time.monotonic() + 300
+    while not STAGES[stage](tmp_path):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.05)
+    members = descendants(process)
+    family += psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid if victim == "parent" else members[victim].pid, number)
+    output, _ = process.communicate(timeout=60)
+    record = the_record(tmp_path)
+    assert record is not None and not (record / "attestation.json").exists()
+    if number is signal.SIGINT:
+        assert f"--resume {record}" in output and f"`sol sign {record}`" in output
+    psutil.wait_procs(family, timeout=20)
+    added = sol("benchmark", "cpu", "--arm", "fullopt", *SHORT, "--resume", record, **NO_REVISION)
+    assert added.code == 0, added.output
+    assert status(record) == "complete"
+    found = sol("verify", record, "--json")
+    assert found.code == 14, found.output
+    assert json.loads(found.output)["verdict"] == "UNTRUSTED"
+
+
 def test_two_runs_at_once_both_finish(sol: Sol, tmp_path: Path) -> None:
     runs = [sol.start("benchmark", "cpu", "--arm", "dense", *SHORT, "--out", tmp_path / name) for name in "ab"]
     for run in runs:
@@ -132,10 +172,10 @@ def test_a_red_gate_ends_the_arm_without_timing_and_exits_12(sol: Sol, tmp_path:
 
 
 def test_resume_adds_samples_and_sign_closes(sol: Sol, tmp_path: Path) -> None:
-    begun = sol("benchmark", "cpu", "--arm", "fullopt", *SHORT, "--no-sign", "--out", tmp_path)
+    begun = sol("benchmark", "cpu", "--arm", "fullopt", *SHORT, "--no-sign", "--out", tmp_path, **NO_REVISION)
     assert begun.code == 0, begun.output
     record = begun.record(tmp_path)
-    added = sol("benchmark", "cpu", "--arm", "fullopt", *SHORT, "--no-sign", "--resume", record)
+    added = sol("benchmark", "cpu", "--arm", "fullopt", *SHORT, "--no-sign", "--resume", record, **NO_REVISION)
     assert added.code == 0, added.output
     found = benchmark(record)["arms"]["fullopt"]
     assert [sample["sample"] for sample in found["samples"]] == [1, 3]
