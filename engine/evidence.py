@@ -156,13 +156,16 @@ class RunRecord:
         """Write `status` in place: no new disk block is needed for the last word of a run on a full disk."""
         status = Status(
             state=state,
-            reason=reason[:600],
+            reason="",
             pid=os.getpid(),
             host_hash=boot_hash(),
             pid_namespace=pid_namespace(),
             started=started(os.getpid()),
         )
-        line = status.model_dump_json().encode()
+        reason, line = reason[:600], b" " * STATUS_BYTES
+        while len(line) >= STATUS_BYTES:  # letters beyond ASCII take more bytes, a control character six
+            line = status.model_copy(update={"reason": reason}).model_dump_json().encode()
+            reason = reason[: len(reason) * 9 // 10]
         descriptor = os.open(self.path / STATUS, os.O_WRONLY)
         try:
             os.pwrite(descriptor, line.ljust(STATUS_BYTES - 1) + b"\n", 0)

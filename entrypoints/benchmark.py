@@ -14,7 +14,7 @@ from types import FrameType
 from rich.console import Console
 
 from config.env import refuse_influences
-from config.errors import EnvironmentRefused, Exit, Interrupted, SolError, UsageError
+from config.errors import EnvironmentRefused, Exit, Interrupted, InvalidRecord, SolError, UsageError
 from config.hold import hold
 from config.lock import Lock, load_target, nearest, resolve
 from config.record import ATTESTATION, BENCHMARK, ENVIRONMENT, LOCK, CheckpointFound, Environment
@@ -32,6 +32,7 @@ from entrypoints.verify import print_verification
 from verify.files import Files
 from verify.keys import load_signer
 from verify.reader import read_status
+from verify.strictjson import parse_model
 
 COMPARABLE = (
     "image_digest",
@@ -96,7 +97,9 @@ def run_locked(options: BenchmarkOptions, locks: contextlib.ExitStack) -> Exit:
     arms = chosen_arms(target, options.arms)
     samples = options.samples or target.defaults.samples
     out = options.resume.parent if options.resume else options.out
-    if options.sign and options.key:
+    if options.key and not options.sign:
+        raise UsageError("--key beside --no-sign", needed="one of the two", remedy="leave one of them out")
+    if options.key:
         load_signer(options.key)  # refused now, and not after hours
     if options.resume:
         require_open(options.resume)
@@ -255,14 +258,14 @@ def open_record(
         raise UsageError(f"{resume} {WRITTEN}", remedy=WAIT)
     require_unsigned(resume)  # who held it until now may have signed it
     record = RunRecord(resume.absolute())
-    before = Lock.model_validate_json((record.path / LOCK).read_bytes())
+    before: Lock = parse_model(Lock, read(resume, LOCK), LOCK)
     if before.digest != lock.digest:
         raise UsageError(
             f"{resume} was begun with lock {before.digest[:12]}",
             needed=f"{lock.digest[:12]}, this command's",
             remedy="give the same target and the same --set values",
         )
-    old = Environment.model_validate_json((record.path / ENVIRONMENT).read_bytes())
+    old: Environment = parse_model(Environment, read(resume, ENVIRONMENT), ENVIRONMENT)
     changed = [name for name in COMPARABLE if getattr(old, name) != getattr(environment, name)]
     if changed:
         shown = [compared(name, getattr(old, name), getattr(environment, name)) for name in changed]
@@ -274,6 +277,18 @@ def open_record(
     mend(record)
     record.set_status("running")
     return record
+
+
+def read(record: Path, name: str) -> bytes:
+    """One file of a record.
+
+    Raises:
+        InvalidRecord: it cannot be read.
+    """
+    try:
+        return (record / name).read_bytes()
+    except OSError as error:
+        raise InvalidRecord(f"{record / name}: {error.strerror}", remedy="start a new run") from error
 
 
 def compared(name: str, old: object, new: object) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
-from config.errors import Exit, InvalidRecord, SolError, UsageError
+from config.errors import EnvironmentRefused, Exit, InvalidRecord, SolError, UsageError
 from config.hold import hold
 from config.record import ATTESTATION, STATUS
 from entrypoints.console import make_console
@@ -61,6 +62,7 @@ def close_and_sign(record: Path, key: Path | None) -> list[Finding]:
     Raises:
         UsageError: it is signed already, still being written, or the key cannot be used.
         InvalidRecord: it cannot be read.
+        EnvironmentRefused: the signature cannot be written.
     """
     signer = load_signer(key) if key else None
     close_if_cut(record)
@@ -68,10 +70,17 @@ def close_and_sign(record: Path, key: Path | None) -> list[Finding]:
         findings = check_record(record)
     except InvalidRecord as error:
         findings = [Finding("record-readable", Outcome.INVALID, error.found, error.remedy)]
-    if signer is None:
-        sign_ephemeral(record, findings)
-    else:
-        sign(record, signer, findings)
+    try:
+        if signer is None:
+            sign_ephemeral(record, findings)
+        else:
+            sign(record, signer, findings)
+    except OSError as error:
+        raise EnvironmentRefused(
+            f"{record} is closed, and could not be signed: {error.strerror or error}",
+            needed="free space for some 100 KB, and write access",
+            remedy=f"mend that and type `{shlex.join(['sol', 'sign', str(record)])}`: nothing of the record is lost",
+        ) from error
     return findings
 
 

@@ -98,11 +98,15 @@ def sign(record: Path, signer: CryptoSigner, findings: Iterable[Finding]) -> Pat
     if read_status(files).state == "running":
         raise UsageError(f"{record} is still being written", remedy="wait for the run's end")
     _replace(record / SIGNER, canonical_json(as_signer_json(signer.public_key).model_dump()) + b"\n")
-    files = Files(record)
-    payload = canonical_json(_statement(files, findings))
-    envelope = Envelope(payload, PAYLOAD_TYPE, {})
-    envelope.sign(signer)
-    _replace(record / ATTESTATION, canonical_json(envelope.to_dict()))
+    try:
+        files = Files(record)
+        payload = canonical_json(_statement(files, findings))
+        envelope = Envelope(payload, PAYLOAD_TYPE, {})
+        envelope.sign(signer)
+        _replace(record / ATTESTATION, canonical_json(envelope.to_dict()))
+    except BaseException:
+        (record / SIGNER).unlink(missing_ok=True)  # alone it would say that an attestation was taken away
+        raise
     return record / ATTESTATION
 
 

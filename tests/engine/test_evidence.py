@@ -41,6 +41,10 @@ def test_the_status_keeps_its_size_so_that_a_full_disk_takes_the_last_word(recor
     inode = (record.path / "status").stat().st_ino
     record.set_status("aborted", "x" * 5000)
     assert (record.path / "status").stat().st_size == STATUS_BYTES
+    for letters in ("\N{PILE OF POO}" * 600, "\x00" * 600, "\N{LATIN SMALL LETTER E WITH ACUTE}" * 600):
+        record.set_status("aborted", letters)
+        assert (record.path / "status").stat().st_size == STATUS_BYTES
+        assert record.status().reason == letters[: len(record.status().reason)] != ""
     assert (record.path / "status").stat().st_ino == inode
     assert record.status().state == "aborted"
 

@@ -44,6 +44,7 @@ def test_every_verb_has_help(verb: str) -> None:
         (("benchmark", "cpu", "--arm", "native"), "no arm 'native'"),
         (("benchmark", "cpu", "--samples", "0"), "--samples"),
         (("synth", "rtx4090"), "published checkpoint"),
+        (("benchmark", "cpu", "--no-sign", "--key", "/nowhere"), "--key beside --no-sign"),
         (("bench", "cpu"), "No such command"),
         (("sign", "/nowhere"), "/nowhere"),
     ],

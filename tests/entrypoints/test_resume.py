@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from config.errors import EnvironmentRefused, Interrupted, UsageError
+from config.errors import EnvironmentRefused, Interrupted, InvalidRecord, UsageError
 from config.lock import Lock, resolve
 from config.record import ArmStart, Environment, RequestStart
 from engine.evidence import EventLog, RunRecord
@@ -116,6 +116,27 @@ def test_whoever_wants_it_signs_an_interrupted_record_which_closes_it(
     sign_record(record, None)
     assert (record / "attestation.json").is_file()
     with pytest.raises(UsageError, match="a signed record is closed"):
+        reopen(record, lock, environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("lock.json", b"garbage"),
+        ("lock.json", b"{}"),
+        ("environment.json", b"garbage"),
+        ("environment.json", b"{}"),
+        ("environment.json", None),
+    ],
+)
+def test_a_damaged_record_is_named_and_not_added_to(
+    record: Path, lock: Lock, environment: Environment, name: str, content: bytes | None
+) -> None:
+    if content is None:
+        (record / name).unlink()
+    else:
+        (record / name).write_bytes(content)
+    with pytest.raises(InvalidRecord, match=name):
         reopen(record, lock, environment)
 
 

@@ -356,7 +356,7 @@ class Builder:
         if self.t.hardware.kind == "cuda":
             for gpu in range(self.t.hardware.gpu_count):
                 self.telemetry(folder / f"telemetry-gpu{gpu}.jsonl", gpu)
-            self.telemetry(folder / "telemetry-host.jsonl", None)
+        self.telemetry(folder / "telemetry-host.jsonl", None)
 
     def telemetry(self, path: Path, gpu: int | None) -> None:
         """A session of telemetry for each process of the arm, a sample a second, begun 0.25 s after the driver."""

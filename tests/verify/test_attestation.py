@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,12 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import CryptoSigner
 
 from config.canonical import sha256_bytes
-from config.errors import InvalidRecord, SolError, UsageError
+from config.errors import EnvironmentRefused, InvalidRecord, SolError, UsageError
 from config.record import PAYLOAD_TYPE, Signer
+from entrypoints.signing import close_and_sign
 from tests.verify.builder import edit
 from tests.verify.conftest import Signed, make_key
+from verify import attestation
 from verify.attestation import parse_envelope, read_attestation, sign, sign_ephemeral
 from verify.files import Files
 from verify.findings import Finding, Status
@@ -83,7 +87,7 @@ def test_statement_has_every_other_file_as_subject(signed: Signed) -> None:
     assert statement["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
     predicate = statement["predicate"]
     assert predicate["result"] == "PASSED" and predicate["failedTests"] == predicate["warnedTests"] == []
-    assert "gate-exact" in predicate["passedTests"] and "telemetry" not in predicate["passedTests"]
+    assert "gate-exact" in predicate["passedTests"] and "cache-ranks" not in predicate["passedTests"]
     lock = sha256_bytes((signed.record / "lock.json").read_bytes())
     assert predicate["configuration"] == [{"name": "lock.json", "digest": {"sha256": lock}}]
 
@@ -192,6 +196,29 @@ def test_signing_that_was_cut_short_can_be_repeated(signed: Signed) -> None:
     assert int(verify_record(signed.record, signed.trust).exit_code) == 13
     sign(signed.record, load_signer(signed.key), [Finding("a", Status.OK, "b")])
     assert verify_record(signed.record, signed.trust).verdict == "PASSED"
+
+
+def test_signing_that_found_no_space_leaves_an_unsigned_record(
+    fresh: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """signer.json was left alone, and `sol verify` said that somebody took the attestation away."""
+    record = fresh()
+    write = attestation._replace
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == "attestation.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    monkeypatch.setattr(attestation, "_replace", full)
+    with pytest.raises(EnvironmentRefused, match="could not be signed: No space left") as caught:
+        close_and_sign(record, None)
+    assert caught.value.exit_code == 10 and f"sol sign {record}" in caught.value.remedy
+    assert not (record / "signer.json").exists()
+    assert verify_record(record, None).verdict == "UNSIGNED"
+    monkeypatch.undo()
+    close_and_sign(record, None)
+    assert verify_record(record, None).verdict == "UNTRUSTED"
 
 
 def test_keys_have_their_modes_and_are_never_overwritten(tmp_path: Path) -> None:

@@ -23,6 +23,17 @@ Fresh = Callable[..., Path]
 Event = dict[str, Any]
 
 
+def test_a_gates_slice_that_is_gone_is_invalid_unless_it_was_withheld(fresh: Fresh) -> None:
+    """Three checks asked the reader to report a fault of the verifier."""
+    record = fresh()
+    (record / ARM / "gate-rank0.safetensors").unlink()
+    found = [finding for finding in run_checks(read_record(record)) if finding.where == ARM + "gate-rank0.safetensors"]
+    assert {finding.check for finding in found} >= {"gate-exact", "gate-sparse", "gate-routes"}
+    assert {(finding.status, finding.message) for finding in found if finding.check.startswith("gate-")} == {
+        ("invalid", "the gate's slice is missing, and no attestation lists it")
+    }
+
+
 def lines_of(record: Path) -> list[list[Event]]:
     """The events of each of the arm's processes."""
     parts: list[list[Event]] = []

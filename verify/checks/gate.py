@@ -191,6 +191,8 @@ def _slices(record: Record, say: Scribe) -> Iterator[Slice]:
             say.skip("an output was not finite, as the report says: there is nothing to compute again", name)
         elif name in record.files:
             yield _load(record, name, report)
+        else:
+            say.invalid("the gate's slice is missing, and no attestation lists it", AS_WRITTEN, name)
     if not seen:
         say.skip("there is no gate")
 

@@ -57,7 +57,7 @@ def telemetry(record: Record, say: Scribe) -> None:
             say.invalid("the events name no clock, so telemetry cannot be held against them", AGAIN, arm.folder)
         for gpu in range(gpus):
             _gpu(record, say, arm, gpu, spans)
-        _host(record, say, arm, spans, required=gpus > 0)
+        _host(record, say, arm, spans, covered=gpus > 0)
     say.conclude("undisturbed while it was measured")
 
 
@@ -172,21 +172,18 @@ def _summary(samples: list[Any]) -> str:
 
 
 def _host(
-    record: Record, say: Scribe, arm: ArmEvidence, spans: list[tuple[int, float, float]], *, required: bool
+    record: Record, say: Scribe, arm: ArmEvidence, spans: list[tuple[int, float, float]], *, covered: bool
 ) -> None:
     name = f"{arm.folder}telemetry-host.jsonl"
     if name not in record.files:
-        if required:
-            say.invalid("the file is missing", "run the arm again", name)
-        else:
-            say.skip("the host was not watched", name)
+        say.invalid("the file is missing", "run the arm again", name)
         return
     sessions = read_sessions(record.files.read(name), name, say)
     for session in sessions:
         for line in session.lines:
             if isinstance(line, TelemetryEnd) and line.oom_kills and not arm.complete:
                 say.invalid(f"the kernel killed {line.oom_kills} process(es) for memory: not a crash", AGAIN, name)
-    samples = _covered(say, name, sessions, HostSample, spans, required=required)
+    samples = _covered(say, name, sessions, HostSample, spans, required=covered)
     if samples:
         busiest = max(sample.busy_cores - sample.arm_cores for sample in samples)
         pressed = max((sample.pressure or 0.0 for sample in samples), default=0.0)
