@@ -28,6 +28,7 @@ from verify.report import Report, verify_record
 EVENTS = "arms/fullopt/events-rank0.jsonl"
 TIMING = "arms/fullopt/sample-1/timing.json"
 SMALL = ("request.width=64", "request.height=64", "request.frames=5", "request.fps=24")
+LONG = {"dense": 10.0, "fullopt": 10.0}  # seconds of a forward: what is forged is more than a slow disk may take
 Fresh = Callable[..., Path]
 Lines = list[dict[str, Any]]
 
@@ -59,7 +60,7 @@ def scaled(factor: float, *events: str) -> Callable[[Lines], None]:
 
 
 def test_seconds_that_are_a_tenth_of_the_time_that_passed(fresh: Fresh, tmp_path: Path) -> None:
-    record = fresh()
+    record = fresh(seconds=LONG)
     edit_events(record / EVENTS, scaled(0.1, "step", "request_end"))
     edit(record / TIMING, lambda timing: timing.update(seconds=timing["seconds"] * 0.1))
     report = passed_off(record, tmp_path)
@@ -75,7 +76,7 @@ def test_seconds_that_are_a_tenth_of_the_time_that_passed(fresh: Fresh, tmp_path
 def test_seconds_of_forwards_or_loops_that_are_stated_smaller(
     records: Callable[[Builder], Path], tmp_path_factory: pytest.TempPathFactory, factor: float, part: str
 ) -> None:
-    record = Path(shutil.copytree(records(Builder()), tmp_path_factory.mktemp("scaled") / "record"))
+    record = Path(shutil.copytree(records(Builder(seconds=LONG)), tmp_path_factory.mktemp("scaled") / "record"))
     edit_events(record / "arms/dense/events-rank0.jsonl", scaled(factor, part))
     if part == "request_end":
         timing = record / "arms/dense/sample-1/timing.json"
@@ -94,11 +95,11 @@ def shortened(sample: int, step: int, by: float) -> Callable[[Lines], None]:
 
 
 def test_one_forward_that_is_stated_shorter_than_the_time_since_the_one_before(fresh: Fresh) -> None:
-    record = fresh()
-    edit_events(record / "arms/dense/events-rank0.jsonl", shortened(1, 5, 0.2))
-    assert not refusals(record, "timing-nested"), "what lies between two forwards of a loaded machine"
-    edit_events(record / "arms/dense/events-rank0.jsonl", shortened(1, 5, 0.2))
-    assert any("forward 5 says 0.101 s" in message for message in refusals(record, "timing-nested"))
+    record = fresh(seconds=LONG)
+    edit_events(record / "arms/dense/events-rank0.jsonl", shortened(1, 5, 1.0))
+    assert not refusals(record, "timing-nested"), "what a slow disk takes between two forwards"
+    edit_events(record / "arms/dense/events-rank0.jsonl", shortened(1, 5, 1.0))
+    assert any("forward 5 says" in message for message in refusals(record, "timing-nested"))
 
 
 def test_what_a_warm_up_does_before_its_first_forward_is_no_forward_and_of_a_measured_loop_it_is(fresh: Fresh) -> None:
