@@ -114,6 +114,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.xorb(path.rsplit("/", 1)[1])
             elif match := re.fullmatch(rf"/{REPO}/resolve/([0-9a-f]+)/(.*)", path):
                 self.resolve(match[2])
+            elif match := re.fullmatch(rf"/api/resolve-cache/models/{REPO}/([0-9a-f]+)/(.*)", path):
+                self.small(match[2])
             elif path.startswith("/blob/"):
                 self.content(path.removeprefix("/blob/"), redirected=True)
             else:
@@ -220,20 +222,28 @@ class Handler(BaseHTTPRequestHandler):
             self.note(path)
             self.plain(404, {"X-Error-Code": "EntryNotFound"})
             return
-        headers = {"X-Repo-Commit": self.hub.revision, "ETag": f'"{self.hub.sha256(path)[:40]}"'}
-        large = path not in self.hub.small
-        if large:
-            headers |= {"X-Linked-ETag": f'"{self.hub.sha256(path)}"', "X-Linked-Size": str(len(self.hub.files[path]))}
-        if self.command == "HEAD":
+        if path in self.hub.small:  # as the hub does: to another path of its own, which is not absolute
+            cached = f"/api/resolve-cache/models/{REPO}/{self.hub.revision}/{path}"
+            self.plain(307, {**self.described(path), "Location": cached})
+            return
+        size = str(len(self.hub.files[path]))
+        headers = {**self.described(path), "X-Linked-ETag": f'"{self.hub.sha256(path)}"', "X-Linked-Size": size}
+        self.note(path)
+        if self.command != "HEAD" or not self.broken(self.hub.fault(f"HEAD {path}")):
+            self.plain(302, {**headers, "Location": f"{self.hub.storage}/blob/{path}"})
+
+    def described(self, path: str) -> dict[str, str]:
+        return {"X-Repo-Commit": self.hub.revision, "ETag": f'"{self.hub.sha256(path)[:40]}"'}
+
+    def small(self, path: str) -> None:
+        if self.denied():
+            self.note(path)
+        elif self.command != "HEAD":
+            self.content(path, redirected=False)
+        else:
             self.note(path)
             if not self.broken(self.hub.fault(f"HEAD {path}")):
-                location = {"Location": f"{self.hub.storage}/blob/{path}"} if large else {}
-                self.plain(302 if large else 200, {**headers, **location})
-        elif large:
-            self.note(path)
-            self.plain(302, {**headers, "Location": f"{self.hub.storage}/blob/{path}"})
-        else:
-            self.content(path, redirected=False)
+                self.plain(200, self.described(path))
 
     def content(self, path: str, *, redirected: bool) -> None:
         asked = self.note(path, 0)
