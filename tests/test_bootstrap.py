@@ -109,6 +109,8 @@ class Sandbox:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # A script's background jobs are begun with SIGINT ignored, and bash cannot trap a signal that is.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, **extra: str) -> subprocess.CompletedProcess[str]:

@@ -282,13 +282,14 @@ def test_without_a_volume_for_caches_it_says_which(docker: Docker, cpu_image: st
     assert "-v sol-caches:/caches" in done.output
 
 
-def test_a_stopped_container_leaves_a_closed_record(
+def test_a_stopped_container_leaves_a_record_that_another_one_ends(
     docker: Docker, cpu_image: str, volumes: tuple[object, ...], finished: tuple[Done, Path]
 ) -> None:
     name = f"{MARKER}-stopped"
     before = set((docker.scratch / "runs").iterdir())
     narrow = ("--read-only", "--cap-drop", "ALL", "--network", "none", "--user", "12345:12345", *volumes)
-    started = docker.run("docker", "run", "--detach", "--rm", "--name", name, *narrow, cpu_image)
+    words = ("benchmark", "--arm", "fullopt")
+    started = docker.run("docker", "run", "--detach", "--rm", "--name", name, *narrow, cpu_image, *words)
     assert started.code == 0, started.output
     records: list[Path] = []
     while not records and docker.left() > 60:
@@ -298,7 +299,13 @@ def test_a_stopped_container_leaves_a_closed_record(
     (record,) = records
     status = json.loads((record / "status").read_text())
     assert status["state"] == "aborted" and "SIGTERM" in status["reason"]
+    assert not (record / "attestation.json").exists()  # a signed record is closed
+
+    done = docker.hardened(cpu_image, *words, "--resume", f"/runs/{record.name}", options=volumes)
+    assert done.code == 0, done.output[-4000:]
+    assert "PASSED" in done.output
     assert (record / "attestation.json").exists()
+    assert json.loads((record / "status").read_text())["state"] == "complete"
 
 
 def test_sbom_lists_what_is_installed(docker: Docker, cpu_image: str) -> None:
