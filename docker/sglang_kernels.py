@@ -20,9 +20,7 @@ from config.architecture import PUBLISHED
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ROTATED = 96  # of the 128 dimensions of a head: SGLang 0.5.17, models/dits/minimax_h3.py
-ROWS = (
-    4096  # any multiple of 16, for which Triton specialises: documents are padded to one of 64, so a quarter's rows are
-)
+ROWS = 4096  # any multiple of 16, for which Triton specialises: documents are padded to one of 64, and Ulysses has four
 EDGE = 512  # pixels; any edge that is not below a tile's
 DIT, ULYSSES = "sglang.multimodal_gen.runtime.models.dits.minimax_h3", "sglang.multimodal_gen.runtime.layers.usp"
 SCALE_SHIFT = "sglang.kernels.ops.diffusion.triton.scale_shift"

@@ -4,7 +4,6 @@ to get it."""
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 from enum import StrEnum
@@ -14,7 +13,7 @@ from typing import Annotated
 import typer
 
 from config.errors import EnvironmentRefused, Exit, Interrupted, SolError
-from entrypoints.console import make_console
+from entrypoints.console import discard_output, make_console
 
 app = typer.Typer(
     name="sol",
@@ -278,11 +277,11 @@ def main() -> None:
     except KeyboardInterrupt:
         fail(Interrupted("interrupted"))
     except BrokenPipeError:  # the reader of a pipe went away: as a shell tells it of any program
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer cannot be told
+            discard_output()
         fail(
             EnvironmentRefused(
                 f"{error.filename or 'the output'} could not be read or written: {error.strerror or error}",

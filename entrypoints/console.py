@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -27,6 +28,11 @@ class PlainConsole(Console):
         """Leave it to the verb; rich would end the process with 1, which says that a record failed."""
         self.quiet = True
         raise BrokenPipeError
+
+
+def discard_output() -> None:
+    """Nobody takes what is printed from here on: Python's own flush at the end must not fail over it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def make_console(*, stderr: bool = False) -> Console:

@@ -12,10 +12,11 @@ from config.errors import InvalidRecord, UsageError
 from config.record import BENCHMARK, ArmResult, Benchmark, TensorDistance
 from entrypoints.console import make_console, make_table
 from entrypoints.spread import print_spreads
+from verify.files import LIMITS
 from verify.findings import plain
 from verify.strictjson import parse_model
 
-MAX_BYTES = 64 << 20
+MAX_BYTES = LIMITS[".json"]
 REMEDY = "name a directory that `sol benchmark` made"
 HEADS = "arm", "outcome", "gate", "n", "seconds\n(median)", "denoise\ns", "computed", "density"
 PEAK = "peak MiB\n(allocator /\nNVML)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from config.errors import Exit, UsageError
 from config.lock import load_target
-from entrypoints.console import make_console, make_table
+from entrypoints.console import discard_output, make_console, make_table
 from entrypoints.report import print_benchmark
 from verify.findings import Status, worst
 from verify.report import Report, verify_record
@@ -39,7 +38,7 @@ def verify_and_print(record: Path, trust: Path | None, *, as_json: bool) -> Exit
         print_report(report, as_json=as_json)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads had enough (`| head -1`); the verdict is what it is
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
     return report.exit_code
 
 

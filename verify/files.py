@@ -13,6 +13,7 @@ from config.canonical import sha256_bytes
 from config.errors import InvalidRecord
 from config.record import ATTESTATION, BENCHMARK, DETACHABLE_SUFFIXES, ENVIRONMENT, LOCK, SIGNER, STATUS
 from config.schema import ARMS
+from verify.findings import AS_WRITTEN
 
 MIB = 1 << 20
 MAX_FILES = 20_000
@@ -24,6 +25,7 @@ rank, and videos whose frames would be 200 MB without any coding.
 MAX_KEPT, MAX_ALL = 512 * MIB, 8192 * MIB
 """Most bytes of all files that are parsed and kept in memory, and of all files: 70 samples of six arms on four GPUs."""
 PIECE = MIB
+COPY = "copy the record to a place where you may read all of it"
 ELSEWHERE = "judge it on a machine with more memory"
 
 _ARM = f"arms/(?:{'|'.join(ARMS)})/"
@@ -65,7 +67,9 @@ class Files:
             raise InvalidRecord(f"{root} is not a directory", needed="a run record", remedy="name a folder below runs/")
         self._sizes = dict(sorted(_walk(root, "", 0)))
         if len(self._sizes) > MAX_FILES:
-            raise InvalidRecord(f"{root} holds {len(self._sizes)} files", needed=f"at most {MAX_FILES}")
+            raise InvalidRecord(
+                f"{root} holds {len(self._sizes)} files", needed=f"at most {MAX_FILES}", remedy=AS_WRITTEN
+            )
         kept = sum(size for name, size in self._sizes.items() if not is_detachable(name))
         for found, limit, which in ((kept, MAX_KEPT, "the files to parse"), (self.size, MAX_ALL, "all files")):
             if found > limit:
@@ -128,12 +132,16 @@ class Files:
 
 def _walk(root: Path, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     if depth > MAX_DEPTH:
-        raise InvalidRecord(f"{prefix} lies deeper than a record goes", needed=f"at most {MAX_DEPTH} levels of folders")
+        raise InvalidRecord(
+            f"{prefix} lies deeper than a record goes",
+            needed=f"at most {MAX_DEPTH} levels of folders",
+            remedy=AS_WRITTEN,
+        )
     try:
         entries = sorted(os.scandir(root / prefix), key=lambda entry: entry.name)
         for count, entry in enumerate(entries):
             if count > MAX_FILES:
-                raise InvalidRecord(f"{prefix or '.'} holds more than {MAX_FILES} entries")
+                raise InvalidRecord(f"{prefix or '.'} holds more than {MAX_FILES} entries", remedy=AS_WRITTEN)
             name = prefix + entry.name
             if not _is_text(entry.name):
                 raise InvalidRecord(f"a file name is not UTF-8 text: {name!r}", remedy="remove the file")
@@ -143,7 +151,7 @@ def _walk(root: Path, prefix: str, depth: int) -> Iterator[tuple[str, int]]:
             else:
                 yield name, _checked_size(name, mode)
     except OSError as error:
-        raise InvalidRecord(f"{prefix or '.'} cannot be read: {error.strerror}") from None
+        raise InvalidRecord(f"{prefix or '.'} cannot be read: {error.strerror}", remedy=COPY) from None
 
 
 def _is_text(name: str) -> bool:
@@ -162,7 +170,7 @@ def _checked_size(name: str, found: os.stat_result) -> int:
         )
     limit = LIMITS.get(os.path.splitext(name)[1], LIMITS[""])
     if found.st_size > limit:
-        raise InvalidRecord(f"{name} has {found.st_size} bytes", needed=f"at most {limit}")
+        raise InvalidRecord(f"{name} has {found.st_size} bytes", needed=f"at most {limit}", remedy=AS_WRITTEN)
     return found.st_size
 
 
@@ -177,4 +185,4 @@ def _pieces(path: Path, name: str, most: int) -> Iterator[bytes]:
                 left -= len(piece)
                 yield piece
     except OSError as error:
-        raise InvalidRecord(f"{name} cannot be read: {error.strerror}") from None
+        raise InvalidRecord(f"{name} cannot be read: {error.strerror}", remedy=COPY) from None

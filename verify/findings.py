@@ -12,6 +12,9 @@ from config.errors import SolError
 if TYPE_CHECKING:
     from verify.reader import Record
 
+AS_WRITTEN = "take the record as it was written"
+"""The remedy where evidence is missing, changed or contradicts itself."""
+
 
 class Status(StrEnum):
     """How a finding weighs. `fail`: the record is sound and what it shows is red. `invalid`: the record itself cannot

@@ -33,13 +33,13 @@ from config.record import (
 )
 from config.schema import ARMS, Arm, ArmName, Target
 from verify.files import Files
+from verify.findings import AS_WRITTEN
 from verify.strictjson import parse, parse_model, validate
 
 MAX_FORWARDS = MAX_LAYERS = 10_000
 MAX_TOKENS = 100_000_000
 MAX_GPUS = 1_000
 """Sizes beyond any run's. A number in a record must not be able to make its reader count to it."""
-AS_WRITTEN = "take the record as it was written"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -115,7 +115,7 @@ class Record:
                 remedy="a lock of a newer release needs a newer `sol verify`",
             ) from None
         if max(target.parallel.num_gpus, target.hardware.gpu_count) > MAX_GPUS:
-            raise InvalidRecord(f"{LOCK}: more than {MAX_GPUS} GPUs")
+            raise InvalidRecord(f"{LOCK}: more than {MAX_GPUS} GPUs", remedy=AS_WRITTEN)
         return target
 
     @cached_property
@@ -151,7 +151,7 @@ class Record:
         """
         policy = self.policy(arm.name)
         if policy is None:
-            raise InvalidRecord(f"{arm.folder} is an arm that the lock does not have")
+            raise InvalidRecord(f"{arm.folder} is an arm that the lock does not have", remedy=AS_WRITTEN)
         return policy
 
 
@@ -272,7 +272,9 @@ def _read_arm(files: Files, arm: ArmName) -> ArmEvidence:
     }
     for sample, timing in timings.items():
         if timing.num_inference_steps > MAX_FORWARDS:
-            raise InvalidRecord(f"arms/{arm}/sample-{sample}/timing.json: {timing.num_inference_steps} steps")
+            raise InvalidRecord(
+                f"arms/{arm}/sample-{sample}/timing.json: {timing.num_inference_steps} steps", remedy=AS_WRITTEN
+            )
     return ArmEvidence(arm, events, gates, timings, tuple(torn))
 
 
@@ -283,7 +285,7 @@ def _numbered(files: Files, pattern: str) -> Iterator[tuple[int, str]]:
         if match:
             number = int(match[1])
             if number in found or str(number) != match[1]:
-                raise InvalidRecord(f"{name} has a number that is not written the shortest way")
+                raise InvalidRecord(f"{name} has a number that is not written the shortest way", remedy=AS_WRITTEN)
             found[number] = name
     yield from sorted(found.items())
 
@@ -302,9 +304,9 @@ def read_events(data: bytes, name: str) -> tuple[tuple[Any, ...], bool]:
 def _event(line: bytes, where: str) -> Any:
     event = validate(EVENT, parse(line, where), where)
     if isinstance(event, Attention) and not all(0 <= layer < MAX_LAYERS for layer in event.layers):
-        raise InvalidRecord(f"{where}: a layer that no model has")
+        raise InvalidRecord(f"{where}: a layer that no model has", remedy=AS_WRITTEN)
     if isinstance(event, Layout) and max(event.total_tokens, event.live_tokens) > MAX_TOKENS:
-        raise InvalidRecord(f"{where}: {event.total_tokens} rows")
+        raise InvalidRecord(f"{where}: {event.total_tokens} rows", remedy=AS_WRITTEN)
     if getattr(event, "step", 0) not in range(MAX_FORWARDS):
-        raise InvalidRecord(f"{where}: forward {event.step}")
+        raise InvalidRecord(f"{where}: forward {event.step}", remedy=AS_WRITTEN)
     return event

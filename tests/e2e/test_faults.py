@@ -69,6 +69,24 @@ def family() -> Iterator[list[psutil.Process]]:
     assert alive == [], f"orphans: {[process.cmdline() for process in alive]}"
 
 
+def killed(
+    sol: Sol, out: Path, family: list[psutil.Process], stage: str, victim: str, number: signal.Signals
+) -> tuple[subprocess.Popen[str], Path, str]:
+    """A benchmark of one arm, of which a process got a signal at a stage: `sol` as it ended, the record, the output."""
+    process = sol.start("benchmark", "cpu", "--arm", "fullopt", *SHORT, "--out", out, **NO_REVISION)
+    deadline = time.monotonic() + 300
+    while not STAGES[stage](out):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.05)
+    members = descendants(process)
+    family += psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid if victim == "parent" else members[victim].pid, number)
+    output, _ = process.communicate(timeout=60)
+    record = the_record(out)
+    assert record is not None
+    return process, record, output
+
+
 @pytest.mark.parametrize(
     ("stage", "victim", "number"),
     [
@@ -89,18 +107,7 @@ def family() -> Iterator[list[psutil.Process]]:
 def test_a_killed_run_is_closed_as_aborted_and_leaves_no_process(
     sol: Sol, tmp_path: Path, family: list[psutil.Process], stage: str, victim: str, number: signal.Signals
 ) -> None:
-    process = sol.start("benchmark", "cpu", "--arm", "fullopt", *SHORT, "--out", tmp_path)
-    deadline = time.monotonic() + 300
-    while not STAGES[stage](tmp_path):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
-        time.sleep(0.05)
-    members = descendants(process)
-    family += psutil.Process(process.pid).children(recursive=True)
-    target = process.pid if victim == "parent" else members[victim].pid
-    os.kill(target, number)
-    output, _ = process.communicate(timeout=60)
-    record = the_record(tmp_path)
-    assert record is not None
+    process, record, output = killed(sol, tmp_path, family, stage, victim, number)
     if victim == "parent" and number is signal.SIGKILL:
         deadline = time.monotonic() + 20
         while status(record) != "aborted" and time.monotonic() < deadline:
@@ -129,17 +136,8 @@ def test_a_stopped_run_is_resumed_signed_and_sound(
     sol: Sol, tmp_path: Path, family: list[psutil.Process], stage: str, victim: str, number: signal.Signals
 ) -> None:
     """Whatever stopped a sparse arm in its warm-up: --resume completes the record that it left."""
-    process = sol.start("benchmark", "cpu", "--arm", "fullopt", *SHORT, "--out", tmp_path, **NO_REVISION)
-    deadline = time.monotonic() + 300
-    while not STAGES[stage](tmp_path):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
-        time.sleep(0.05)
-    members = descendants(process)
-    family += psutil.Process(process.pid).children(recursive=True)
-    os.kill(process.pid if victim == "parent" else members[victim].pid, number)
-    output, _ = process.communicate(timeout=60)
-    record = the_record(tmp_path)
-    assert record is not None and not (record / "attestation.json").exists()
+    _, record, output = killed(sol, tmp_path, family, stage, victim, number)
+    assert not (record / "attestation.json").exists()
     if number is signal.SIGINT:
         assert f"--resume {record}" in output and f"`sol sign {record}`" in output
     psutil.wait_procs(family, timeout=20)

@@ -8,11 +8,10 @@ from typing import Any
 from config.record import Attention, CacheDecision, Layout
 from config.schema import SolAttn
 from verify.derive import of_sample
-from verify.findings import Scribe
+from verify.findings import AS_WRITTEN, Scribe
 from verify.reader import ArmEvidence, Record
 from verify.solattn import BLOCK, band_floor
 
-AS_WRITTEN = "take the record as it was written"
 RERUN = "run the arm again; a replacement did not take hold"
 
 # SGLang 0.5.17, runtime/layers/attention/backends: name of the setting to the class that then computes.

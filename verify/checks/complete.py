@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from config.record import BENCHMARK, STATUS, ArmEnd, ArmStart
 from verify.files import is_known
-from verify.findings import Scribe
+from verify.findings import AS_WRITTEN, Scribe
 from verify.reader import ArmEvidence, Record
 
 RERUN = "run the benchmark again; what was finished stays in the record"
@@ -37,9 +37,7 @@ def files(record: Record, say: Scribe) -> None:
         for sample, timing in arm.timings.items():
             video = f"{arm.folder}sample-{sample}/out.mp4"
             if timing.media is None and (video in record.files or video in record.withheld):
-                say.invalid(
-                    "timing.json says that this sample was not muxed", "take the record as it was written", video
-                )
+                say.invalid("timing.json says that this sample was not muxed", AS_WRITTEN, video)
     say.conclude(f"every file of {len(record.arms)} arms is there")
 
 
@@ -63,7 +61,7 @@ def events(record: Record, say: Scribe) -> None:
                 _sequence(say, name, [event.seq for event in lines if event.source == source], source)
             starts = [event for event in lines if isinstance(event, ArmStart)]
             if any((event.arm, event.rank) != (arm.name, rank) for event in starts):
-                say.invalid("an arm_start names another arm or rank", "take the record as it was written", name)
+                say.invalid("an arm_start names another arm or rank", AS_WRITTEN, name)
             if not any(event.source == "worker" for event in starts):
                 say.invalid("no worker started", RERUN, name)
         for session in arm.sessions:
@@ -80,9 +78,7 @@ def events(record: Record, say: Scribe) -> None:
 def _sequence(say: Scribe, name: str, numbers: list[int], source: str) -> None:
     for expected, found in enumerate(numbers):
         if found != expected:
-            say.invalid(
-                f"line {expected} of the {source} has number {found}", "take the record as it was written", name
-            )
+            say.invalid(f"line {expected} of the {source} has number {found}", AS_WRITTEN, name)
             return
 
 

@@ -12,12 +12,11 @@ import numpy as np
 from config.errors import InvalidRecord
 from config.record import ArmEnd, Attention, ErrorStats, GateDone, GateReport, Layout
 from verify.derive import of_sample
-from verify.findings import Scribe
+from verify.findings import AS_WRITTEN, Scribe
 from verify.reader import ArmEvidence, Record
 from verify.solattn import BLOCK, BlockRoute, Head, Options, exact_softmax
 from verify.tensors import F64, Array, read_safetensors, to_f64
 
-AS_WRITTEN = "take the record as it was written"
 RED = "do not use timings of this arm; the kernel is wrong on this machine"
 LONGER = (
     "run again with a warm-up that has a computed forward after sol_attn.dense_steps; warmup.compute_last=true does"
@@ -44,13 +43,18 @@ def happened(record: Record, say: Scribe) -> None:
                 say.fail("sparse calls or a gate in an arm without Sol-Attn", "run the arm again", arm.folder)
             continue
         for session in arm.sessions:
-            samples = [event.sample for event in session if hasattr(event, "sample")]
-            finished = sorted(set(samples) & set(arm.timings))
+            samples = _samples(session)
+            finished = sorted(samples & set(arm.timings))
             if samples and (finished or arm.complete) and not _cut(arm, session):
                 _session(say, arm, min(samples), finished)
     if not sparse:
         say.skip("no arm has Sol-Attn")
     say.conclude("gated at the first sparse call of each warm-up")
+
+
+def _samples(session: list[Any]) -> set[int]:
+    """The requests of which a process of an arm told something."""
+    return {event.sample for event in session if hasattr(event, "sample")}
 
 
 def _cut(arm: ArmEvidence, session: list[Any]) -> bool:
@@ -59,8 +63,7 @@ def _cut(arm: ArmEvidence, session: list[Any]) -> bool:
 
     A process that was added later may then complete the arm. A red gate is never passed over so.
     """
-    samples = {event.sample for event in session if hasattr(event, "sample")}
-    last = session[-1]
+    samples, last = _samples(session), session[-1]
     if samples & set(arm.timings) or (isinstance(last, ArmEnd) and last.outcome not in ("aborted", "error")):
         return False
     gates = [gate for rank in arm.events for gate in arm.of(rank, GateDone) if gate.sample in samples]
@@ -352,6 +355,6 @@ def _event(record: Record, say: Scribe, part: Slice) -> None:
             if call.routed != tuple(part.route_counts.sum(axis=0, dtype=np.int64).tolist()):
                 say.invalid("the route counts do not add up to those of the call's event", AS_WRITTEN, part.name)
             return
-    cut = any(report.sample in {getattr(e, "sample", None) for e in s} and _cut(arm, s) for s in arm.sessions)
+    cut = any(report.sample in _samples(session) and _cut(arm, session) for session in arm.sessions)
     if report.passed and not cut:
         say.invalid("no event tells of the gated call", AS_WRITTEN, part.name)

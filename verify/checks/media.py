@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from config.record import Media, Output, TensorOutput, Timing
 from verify.derive import of_sample
-from verify.findings import Scribe
+from verify.findings import AS_WRITTEN, Scribe
 from verify.media import MediaUnavailable, probe
 from verify.reader import ArmEvidence, Record
 
-AS_WRITTEN, AGAIN = "take the record as it was written", "run the benchmark again"
+AGAIN = "run the benchmark again"
 ARMS = "arms/"
 EXACT = (
     *("file_sha256", "frames_sha256", "width", "height", "frames", "fps", "video_codec"),

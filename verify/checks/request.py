@@ -5,10 +5,9 @@ from __future__ import annotations
 from config.record import Layout, RequestEnd, RequestStart, Step, Timing
 from config.schema import Span
 from verify.derive import of_sample
-from verify.findings import Scribe
+from verify.findings import AS_WRITTEN, Scribe
 from verify.reader import ArmEvidence, Record
 
-AS_WRITTEN = "take the record as it was written"
 RERUN = "run the benchmark again without changing the request"
 
 

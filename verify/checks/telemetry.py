@@ -24,7 +24,7 @@ from config.telemetry import (
     TelemetryStart,
     Xid,
 )
-from verify.findings import Scribe
+from verify.findings import AS_WRITTEN, Scribe
 from verify.reader import ArmEvidence, Record
 from verify.strictjson import parse, validate
 
@@ -37,7 +37,6 @@ that the arm did not use. It holds its GPU from loading to its end: the H200's r
 GAP_SECONDS = 5.0
 """Longest time of a measured request without a sample; three intervals where that is more."""
 AGAIN = "find what disturbed the machine, then run the arm again"
-WHOLE = "take the record as it was written"
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,10 @@ def read_sessions(data: bytes, name: str, say: Scribe) -> list[Session]:
         if isinstance(line, TelemetryStart):
             parts.append([])
         elif not parts:
-            say.invalid("the first line is not a telemetry_start", WHOLE, name)
+            say.invalid("the first line is not a telemetry_start", AS_WRITTEN, name)
             return []
         elif parts[-1] and line.t < parts[-1][-1].t:
-            say.invalid(f"time runs backwards at {line.t:g} s", WHOLE, name)
+            say.invalid(f"time runs backwards at {line.t:g} s", AS_WRITTEN, name)
         parts[-1].append(line)
     return [Session(part[0], tuple(part[1:])) for part in parts]
 
@@ -110,7 +109,7 @@ def _gpu(record: Record, say: Scribe, arm: ArmEvidence, gpu: int, spans: list[tu
     for session in sessions:
         # Not even without a name: a sampler that cannot name its GPU has lost it, and says so in its next line.
         if session.start.gpu != gpu or session.start.uuid_sha256 != known.get(gpu):
-            say.invalid(f"a session is of another GPU than environment.json's GPU {gpu}, or of none", WHOLE, name)
+            say.invalid(f"a session is of another GPU than environment.json's GPU {gpu}, or of none", AS_WRITTEN, name)
         for line in session.lines:
             if isinstance(line, Xid):
                 say.invalid(f"the driver reported Xid {line.number} at {line.t:g} s", AGAIN, name)

@@ -2,8 +2,8 @@
 
 Stated seconds have a bound on both sides. From above: nothing takes longer than what it lies in. From below: of the
 time that passed between two events, little may be left unstated. The most that the records in benchmarks/records (H200)
-and fifty requests of the CPU targets left, some on overloaded cores, stands beside each bound. The bounds are wider: an
-event that waits for a network file system makes no record false.
+and fifty requests of the CPU targets left, some on overloaded cores, stands beside each bound (the CPU's by a script
+that was not kept). The bounds are wider: an event that waits for a network file system makes no record false.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any
 
 from config.record import ArmStart, RequestEnd, RequestStart, Stage, Step, Timing
 from verify.derive import of_sample
-from verify.findings import Scribe
+from verify.findings import AS_WRITTEN, Scribe
 from verify.reader import ArmEvidence, Record
 
-AS_WRITTEN = "take the record as it was written"
 SLACK = 0.02  # seconds: event times are rounded, and a line is written a moment after what it tells of
 LOOP_UNSTATED = 2.0
 """Seconds between the worker's two events that its loop need not state: H200 0.0007, CPU 0.025. Lines are written."""

@@ -100,8 +100,8 @@ def attend(
 def count_routes(q: torch.Tensor, k: torch.Tensor, options: SolAttentionOptions) -> torch.Tensor:
     """[N, H] int32: ``route_counts`` of a call whose attention another backend computes. q, k [1, T, H, 128] bfloat16.
 
-    Reads q once and k twice (as the values, whose sums enter no route), and waits for nothing: 0.6 ms for the published
-    shape on an H200, which is what `engine.attention.bench` prints as summaries and routing.
+    Reads q once and k twice (as the values, whose sums enter no route), and waits for nothing: 0.66 ms for the
+    published shape on an H200, the summaries and routing of `engine.attention.bench`.
     """
     plan = _plan_of(q.device)
     with _on(q.device):
